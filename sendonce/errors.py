@@ -1,0 +1,56 @@
+"""What can be raised at a caller, in one tree.
+
+SendonceError
+├── InvalidEmail             the request itself is wrong; names the field
+├── IdempotencyConflict      the key is taken by other content
+├── NoSuchEmail              no row under that key
+├── ConfigurationError       settings that cannot work; says which and what to write instead
+└── StoreNotReady            the schema is missing or older than this release
+
+Everything that happens *after* a row is accepted is an outcome (:mod:`sendonce.outcome`), never an exception.
+Messages name fields, keys and codes; they never carry addresses, subjects or secrets.
+"""
+
+from __future__ import annotations
+
+
+class SendonceError(Exception):
+    """Base of every error Sendonce raises at a caller."""
+
+
+class InvalidEmail(SendonceError, ValueError):
+    """The message cannot be accepted as asked. ``field`` names the part at fault, ``reason`` says what to change."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+class IdempotencyConflict(SendonceError):
+    """The key already belongs to a mail with other content. Nothing was written; the transaction is still usable."""
+
+    def __init__(self, account: str, key: str) -> None:
+        super().__init__(
+            f"key {key!r} of account {account!r} is taken by a mail with other content; "
+            "use a new key for a new mail, or enqueue exactly the same content again"
+        )
+        self.account = account
+        self.key = key
+
+
+class NoSuchEmail(SendonceError):
+    """There is no mail under that key (or its transaction has not committed yet)."""
+
+    def __init__(self, account: str, key: str) -> None:
+        super().__init__(f"no mail with key {key!r} in account {account!r}")
+        self.account = account
+        self.key = key
+
+
+class ConfigurationError(SendonceError):
+    """A setting is missing or cannot work."""
+
+
+class StoreNotReady(SendonceError):
+    """The schema ``sendonce`` is missing or older than this release: run ``sendonce migrate``."""

@@ -1,0 +1,305 @@
+"""The store: PostgreSQL is the authority on stages, and every SQL statement of Sendonce lives in this package.
+
+Two kinds of write. *Permissions* (:mod:`~sendonce.store.claims`) are fenced by a lease and refused when the row has
+moved on. *Facts* (:mod:`~sendonce.store.facts`) are never refused and idempotent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg_pool import AsyncConnectionPool
+
+from sendonce.outcome import AttemptResult
+from sendonce.policy import LanePolicy
+from sendonce.stages import Proof
+from sendonce.store import accounts, alarms, claims, dispatch, facts, sweeps
+from sendonce.store.records import (
+    BeginRefused,
+    Begun,
+    ClaimAnswer,
+    Pinned,
+    Standing,
+    Startable,
+)
+
+__all__ = ["Store", "open_pool"]
+
+
+def open_pool(
+    url: str, *, name: str, min_size: int = 1, max_size: int = 10, timeout: float = 5.0
+) -> AsyncConnectionPool:
+    """A pool of autocommit connections, not yet open; ``timeout`` is the wait for a connection in seconds.
+
+    ``name`` shows in ``pg_stat_activity``. TCP keep-alives find a dead path within about 30 s.
+    """
+    return AsyncConnectionPool(
+        url,
+        min_size=min_size,
+        max_size=max_size,
+        timeout=timeout,
+        open=False,
+        reconnect_timeout=0,
+        kwargs={
+            "autocommit": True,
+            "application_name": f"sendonce {name}",
+            "connect_timeout": 5,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 30_000,
+        },
+        check=AsyncConnectionPool.check_connection,
+    )
+
+
+class Store:
+    """Every statement the worker and the starter make, each one short transaction.
+
+    ``digests`` maps account names to the digest of the settings this process holds: which pauses concern it. A store
+    that is away raises :class:`psycopg.OperationalError`; everything else is an answer.
+    """
+
+    def __init__(self, pool: AsyncConnectionPool, digests: Mapping[str, str] | None = None) -> None:
+        self._pool = pool
+        self._digests = dict(digests or {})
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
+        async with self._pool.connection() as conn:
+            yield conn
+
+    # Permissions: fenced.
+
+    async def claim(
+        self,
+        email_id: UUID,
+        key: str,
+        *,
+        lane: LanePolicy,
+        worker: str,
+        lease_seconds: float,
+        alone: bool = False,
+        probe: bool = False,
+        outage_ago: float | None = None,
+    ) -> ClaimAnswer:
+        """Lease the row to a new attempt, or say why not. Any answer stamps that a workflow was seen.
+
+        ``alone``: no other attempt runs in this process; a mail whose claims lapsed twice is claimed only then.
+        ``probe``: pass the account's pause as its probe. ``outage_ago``: seconds since this process last saw the
+        store out of reach; lapses from before that blame no mail.
+        """
+        async with self._connection() as conn:
+            answer = await claims.claim(
+                conn,
+                email_id,
+                key,
+                lane=lane,
+                digests=self._digests,
+                worker=worker,
+                lease_seconds=lease_seconds,
+                alone=alone,
+                probe=probe,
+                outage_ago=outage_ago,
+            )
+            if isinstance(answer, str):
+                return await facts.reconsider(
+                    conn, email_id, lane=lane, cause=answer, actor=worker, poison=answer == "poison"
+                )
+            return answer
+
+    async def pin(
+        self,
+        email_id: UUID,
+        slot: str,
+        *,
+        body: bytes,
+        method: str,
+        url: str,
+        headers: tuple[tuple[str, str], ...],
+        digest: bytes,
+    ) -> Pinned:
+        """Keep the rendering, insert-once; returns what is kept."""
+        async with self._connection() as conn:
+            return await claims.pin(
+                conn, email_id, slot, body=body, method=method, url=url, headers=headers, digest=digest
+            )
+
+    async def pinned(self, email_id: UUID, slot: str) -> Pinned | None:
+        """The kept rendering, or None."""
+        async with self._connection() as conn:
+            return await claims.pinned(conn, email_id, slot)
+
+    async def begin(
+        self,
+        email_id: UUID,
+        attempt_id: UUID,
+        *,
+        worker: str,
+        generation: int,
+        slot: str,
+        digest: bytes,
+        offered: Sequence[int],
+        provider_key: str,
+        identity: str,
+        key_window: float | None,
+        window_margin: float,
+        answer_seconds: float,
+        lease_seconds: float,
+    ) -> Begun | BeginRefused:
+        """Commit the stage ``transmitting``: the mail is about to be offered to the ordinals in ``offered``."""
+        async with self._connection() as conn:
+            return await claims.begin(
+                conn,
+                email_id,
+                attempt_id,
+                worker=worker,
+                generation=generation,
+                slot=slot,
+                digest=digest,
+                offered=offered,
+                provider_key=provider_key,
+                identity=identity,
+                key_window=key_window,
+                window_margin=window_margin,
+                answer_seconds=answer_seconds,
+                lease_seconds=lease_seconds,
+            )
+
+    async def renew(self, leases: Sequence[UUID], lease_seconds: float) -> set[UUID]:
+        """Renew all leases of the process in one statement; returns those that still stand."""
+        async with self._connection() as conn:
+            return await claims.renew(conn, leases, lease_seconds)
+
+    async def release(self, email_id: UUID, attempt_id: UUID, *, why: str, actor: str, delay: float = 0.0) -> None:
+        """Give an unbegun claim back, uncounted, due again after ``delay`` seconds. A no-op when fenced out."""
+        async with self._connection() as conn:
+            await claims.release(conn, email_id, attempt_id, why=why, delay=delay, actor=actor)
+
+    async def touch(self, email_id: UUID) -> None:
+        """Stamp that the mail's workflow was seen."""
+        async with self._connection() as conn:
+            await claims.touch(conn, email_id)
+
+    async def standing(self, email_id: UUID, key: str) -> Standing:
+        """Where the mail stands now; stamps that its workflow was seen."""
+        async with self._connection() as conn:
+            return await claims.standing(conn, email_id, key)
+
+    # Facts: never refused.
+
+    async def settle(
+        self, email_id: UUID, attempt_id: UUID, result: AttemptResult, *, lane: LanePolicy, actor: str
+    ) -> Standing:
+        """Append what an attempt found out, whoever holds the row now; returns where the mail stands."""
+        async with self._connection() as conn:
+            return await facts.settle(conn, email_id, attempt_id, result, lane=lane, actor=actor)
+
+    async def record_evidence(
+        self,
+        email_id: UUID,
+        proofs: Sequence[Proof],
+        *,
+        source: str,
+        event_id: str,
+        lane: LanePolicy,
+        actor: str,
+    ) -> Standing:
+        """Record proofs from outside; the same event twice is one."""
+        async with self._connection() as conn:
+            return await facts.record_evidence(
+                conn, email_id, proofs, source=source, event_id=event_id, lane=lane, actor=actor
+            )
+
+    async def record_completed_run(self, email_id: UUID, *, lane: LanePolicy, actor: str) -> Standing:
+        """Temporal says that the mail's workflow completed: it was sent. The second witness, should a store forget."""
+        async with self._connection() as conn:
+            return await facts.record_completed_run(conn, email_id, lane=lane, actor=actor)
+
+    async def withdraw(self, email_id: UUID, key: str, *, lane: LanePolicy, actor: str) -> Standing:
+        """Ask for the mail to be cancelled: at once when nothing was offered, else it is not tried again."""
+        async with self._connection() as conn:
+            await facts.reconsider(conn, email_id, lane=lane, cause="cancelled", actor=actor, cancel=True)
+            return await claims.standing(conn, email_id, key)
+
+    async def requeue(self, email_id: UUID, *, lane: LanePolicy, actor: str, force: bool = False) -> Standing | None:
+        """An operator's decision to try a ``dead`` or ``failed`` mail again; None when it may not be."""
+        async with self._connection() as conn:
+            return await facts.requeue(conn, email_id, lane=lane, actor=actor, force=force)
+
+    async def hold(self, email_id: UUID, why: str, *, actor: str) -> None:
+        """Nobody tries this mail until an operator decides; with an alarm."""
+        async with self._connection() as conn:
+            await sweeps.hold(conn, email_id, why, actor)
+
+    # Accounts.
+
+    async def account_fault(self, account: str, *, code: int, enhanced: str, retry_after: float | None = None) -> None:
+        """Pause the account for the holders of our settings, with an alarm."""
+        async with self._connection() as conn:
+            await accounts.fault(
+                conn, account, self._digests.get(account, ""), code=code, enhanced=enhanced, retry_after=retry_after
+            )
+
+    async def account_works(self, account: str) -> bool:
+        """End a pause; True when there was one."""
+        async with self._connection() as conn:
+            return await accounts.works(conn, account, self._digests.get(account, ""))
+
+    async def take_probe(self, account: str) -> bool:
+        """Lease the paused account's one probe; True when the caller has it."""
+        async with self._connection() as conn:
+            return await accounts.take_probe(conn, account, self._digests.get(account, ""))
+
+    # Starter.
+
+    async def unstarted(
+        self, lane: str, *, limit: int, ceiling: int, accounts_full: Sequence[str] = ()
+    ) -> list[Startable]:
+        """Stamp and return rows due within a minute that were never started."""
+        async with self._connection() as conn:
+            return await dispatch.unstarted(
+                conn, lane, limit=limit, ceiling=ceiling, digests=self._digests, accounts_full=accounts_full
+            )
+
+    async def unstamp(self, email_ids: Sequence[UUID]) -> None:
+        """The start did not happen: take the stamp back."""
+        async with self._connection() as conn:
+            await dispatch.unstamp(conn, email_ids)
+
+    async def overdue(self, lane: str, *, limit: int, after_seconds: float = 60.0) -> list[Startable]:
+        """Stamp and return rows that are due while their workflow seems to have vanished."""
+        async with self._connection() as conn:
+            return await dispatch.overdue(conn, lane, limit=limit, digests=self._digests, after_seconds=after_seconds)
+
+    async def due_in(self, lane: str) -> float | None:
+        """Seconds until the next unstarted row comes within a minute; None when none waits."""
+        async with self._connection() as conn:
+            return await dispatch.due_in(conn, lane)
+
+    # Sweeps.
+
+    async def sweep_silent(self, lanes: Mapping[str, LanePolicy], *, actor: str) -> list[Startable]:
+        """Silent offers become ``unknown``, old unknowns are closed; returns the mails whose workflows want a poke."""
+        async with self._connection() as conn:
+            found = await sweeps.silent(conn, lanes, actor)
+            return found + await sweeps.close_unknowns(conn, lanes, actor)
+
+    async def raise_due_alarms(self) -> int:
+        """Raise the alarms whose time has come."""
+        async with self._connection() as conn:
+            return await sweeps.raise_due_alarms(conn)
+
+    async def deliver_alarms(self, handler: Callable[[alarms.Alarm], Awaitable[None]], limit: int = 100) -> int:
+        """Hand undelivered alarms to ``handler``; at least once each."""
+        async with self._connection() as conn:
+            return await alarms.deliver(conn, handler, limit)
+
+    async def beat(self, process_id: str, kind: str) -> None:
+        """Say that this process is alive."""
+        async with self._connection() as conn:
+            await sweeps.beat(conn, process_id, kind)

@@ -1,0 +1,161 @@
+"""What a starter asks: which rows to start now, which workflows seem to have vanished.
+
+Both queries stamp what they return, under SKIP LOCKED, so that several starters side by side never get the same row
+at the same time. The stamp is only a lease of the start: the claim is the proof that a workflow exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg.rows import class_row
+
+from sendonce.store.records import Startable
+
+AHEAD_SECONDS = 60.0
+"""A row is started when it is due within this many seconds: its own timer then wakes it on the second."""
+
+# Accounts that may start nothing now: paused for these settings, until the probe is due.
+_PAUSED = """
+paused AS MATERIALIZED (
+    SELECT a.name, coalesce(a.probe_at <= c.now AND coalesce(a.probe_until <= c.now, true), false) AS probe_due
+    FROM sendonce.account a
+        JOIN unnest(%(accounts)s::text[], %(digests)s::text[]) s (name, digest)
+            ON s.name = a.name AND s.digest = a.settings_digest, c
+    WHERE a.paused_at IS NOT NULL
+)
+"""
+
+_UNSTARTED = f"""
+WITH c AS MATERIALIZED (SELECT sendonce.clock() AS now),
+{_PAUSED},
+-- In flight, or started and due; sleepers never count, and neither do workflows that have not been seen for a minute.
+busy AS MATERIALIZED (
+    SELECT account, count(*) AS n FROM (
+        SELECT e.account FROM sendonce.email e
+        WHERE e.lane = %(lane)s AND e.stage IN ('claimed', 'transmitting')
+        UNION ALL
+        SELECT e.account FROM sendonce.email e, c
+        WHERE e.lane = %(lane)s AND e.stage IN ('pending', 'unknown') AND e.started_at IS NOT NULL
+            AND e.next_attempt_at <= c.now AND greatest(e.started_at, e.seen_at) > c.now - interval '60 seconds'
+    ) b GROUP BY account
+),
+full_accounts AS MATERIALIZED (
+    SELECT account FROM busy WHERE n >= %(ceiling)s
+    UNION ALL SELECT name FROM paused WHERE NOT probe_due
+    UNION ALL SELECT unnest(%(full)s::text[])
+),
+due AS MATERIALIZED (
+    SELECT e.id, e.account, e.next_attempt_at FROM sendonce.email e
+    WHERE e.lane = %(lane)s AND e.stage = 'pending' AND e.started_at IS NULL AND e.held_why IS NULL
+        AND e.next_attempt_at <= (SELECT now FROM c) + %(ahead)s * interval '1 second'
+        AND e.account NOT IN (SELECT account FROM full_accounts)
+    ORDER BY e.next_attempt_at, e.id LIMIT %(limit)s FOR UPDATE OF e SKIP LOCKED
+),
+ranked AS (
+    SELECT d.id, d.account, row_number() OVER (PARTITION BY d.account ORDER BY d.next_attempt_at, d.id) AS place
+    FROM due d
+),
+chosen AS (
+    SELECT r.id FROM ranked r
+        LEFT JOIN busy b ON b.account = r.account
+        LEFT JOIN paused p ON p.name = r.account
+    WHERE r.place <= CASE WHEN p.name IS NULL THEN %(ceiling)s - coalesce(b.n, 0) ELSE 1 END
+)
+UPDATE sendonce.email e SET started_at = c.now FROM chosen, c WHERE e.id = chosen.id
+RETURNING e.id AS email_id, e.key, e.account, e.lane
+"""
+
+
+async def unstarted(
+    conn: AsyncConnection[Any],
+    lane: str,
+    *,
+    limit: int,
+    ceiling: int,
+    digests: Mapping[str, str],
+    accounts_full: Sequence[str] = (),
+    ahead_seconds: float = AHEAD_SECONDS,
+) -> list[Startable]:
+    """Stamp and return rows that were never started and are due within ``ahead_seconds``, oldest first.
+
+    At most ``ceiling`` mails per account of this lane are in flight or started and due; an account in
+    ``accounts_full`` gets none. A paused account starts one, its probe, when that is due.
+    """
+    params = {
+        "lane": lane,
+        "limit": limit,
+        "ceiling": ceiling,
+        "full": list(accounts_full),
+        "ahead": ahead_seconds,
+        "accounts": list(digests),
+        "digests": list(digests.values()),
+    }
+    async with conn.cursor(row_factory=class_row(Startable)) as cur:
+        return await (await cur.execute(_UNSTARTED, params)).fetchall()
+
+
+async def unstamp(conn: AsyncConnection[Any], email_ids: Sequence[UUID]) -> None:
+    """The start did not happen: the rows wait for a starter again. Rows that a workflow has asked for stay stamped."""
+    await conn.execute(
+        "WITH mine AS (SELECT id FROM sendonce.email WHERE id = ANY(%s) AND seen_at IS NULL ORDER BY id FOR UPDATE)"
+        " UPDATE sendonce.email e SET started_at = NULL FROM mine WHERE e.id = mine.id",
+        [list(email_ids)],
+    )
+
+
+_OVERDUE = f"""
+WITH c AS MATERIALIZED (SELECT sendonce.clock() AS now),
+{_PAUSED},
+due AS (
+    SELECT e.id, e.next_attempt_at AS since FROM sendonce.email e, c
+    WHERE e.lane = %(lane)s AND e.stage IN ('pending', 'unknown') AND e.started_at IS NOT NULL
+        AND e.next_attempt_at <= c.now
+    UNION ALL
+    SELECT e.id, e.lease_until FROM sendonce.email e, c
+    WHERE e.lane = %(lane)s AND e.stage = 'claimed' AND e.lease_until <= c.now
+),
+vanished AS (
+    SELECT e.id FROM sendonce.email e JOIN due ON due.id = e.id, c
+    WHERE e.held_why IS NULL
+        -- Neither started nor seen for a minute; twice as long after each restart that nobody answered.
+        AND greatest(e.started_at, e.seen_at) <= c.now - %(after)s * 2 ^ least(e.starts, 6) * interval '1 second'
+        AND NOT EXISTS (SELECT FROM paused p WHERE p.name = e.account AND NOT p.probe_due)
+    ORDER BY due.since, e.id LIMIT %(limit)s FOR UPDATE OF e SKIP LOCKED
+)
+UPDATE sendonce.email e SET started_at = c.now, starts = e.starts + 1 FROM vanished v, c WHERE e.id = v.id
+RETURNING e.id AS email_id, e.key, e.account, e.lane
+"""
+
+
+async def overdue(
+    conn: AsyncConnection[Any], lane: str, *, limit: int, digests: Mapping[str, str], after_seconds: float = 60.0
+) -> list[Startable]:
+    """Stamp and return rows that are due while their workflow was neither started nor seen for ``after_seconds``.
+
+    A backlog that was never started does not qualify, and neither does what is held or paused.
+    """
+    params = {
+        "lane": lane,
+        "limit": limit,
+        "after": after_seconds,
+        "accounts": list(digests),
+        "digests": list(digests.values()),
+    }
+    async with conn.cursor(row_factory=class_row(Startable)) as cur:
+        return await (await cur.execute(_OVERDUE, params)).fetchall()
+
+
+_DUE_IN = """
+SELECT extract(epoch FROM next_attempt_at - sendonce.clock())::float8 FROM sendonce.email
+WHERE lane = %(lane)s AND stage = 'pending' AND started_at IS NULL ORDER BY next_attempt_at LIMIT 1
+"""
+
+
+async def due_in(conn: AsyncConnection[Any], lane: str, ahead_seconds: float = AHEAD_SECONDS) -> float | None:
+    """Seconds until the next unstarted row comes within ``ahead_seconds`` (0: now); None when none waits."""
+    row = await (await conn.execute(_DUE_IN, {"lane": lane})).fetchone()
+    return None if row is None or row[0] is None else max(0.0, float(row[0]) - ahead_seconds)

@@ -1,0 +1,25 @@
+"""The first schema: tables, and the intake function that any language can call."""
+
+from pathlib import Path
+
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Create everything. The SQL stands in files beside this one, to be read as SQL."""
+    here = Path(__file__).parent
+    for name in ("0001_tables.sql", "0001_enqueue.sql"):
+        # psycopg itself: a file holds many statements, and no colon or percent sign in it is a parameter.
+        driver = op.get_bind().connection.driver_connection
+        assert driver is not None
+        driver.execute((here / name).read_text(encoding="utf-8"))
+
+
+def downgrade() -> None:
+    """There is nothing older to go back to."""
+    raise NotImplementedError("0001 is the first schema; drop the schema 'sendonce' by hand to remove it")

@@ -1,0 +1,153 @@
+"""What the store answers. Times are durations in seconds: the asker's clock is another clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sendonce.errors import InvalidEmail
+from sendonce.message import OutgoingEmail
+from sendonce.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class EnvelopeRecipient:
+    """One mailbox to be served by this attempt."""
+
+    ordinal: int
+    mailbox: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What an open generation stands for; a replay must repeat it exactly."""
+
+    slot: str
+    digest: bytes
+    envelope: tuple[int, ...]
+    provider_key: str
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The row is leased to this attempt. ``attempt_id`` is the lease's id too."""
+
+    email_id: UUID
+    key: str
+    account: str
+    lane: str
+    attempt_id: UUID
+    number: int
+    attempts: int
+    """Counted attempts before this one."""
+    mode: str
+    """``send``; ``replay`` of an unanswered offer under its key; ``resend`` by policy, over a silence."""
+    generation: int
+    pins: Pins | None
+    """Set when the generation is open: the attempt repeats these, or gives the claim back."""
+    recipients: tuple[EnvelopeRecipient, ...]
+    """Whom to offer it to; for an open generation exactly its envelope."""
+    content: OutgoingEmail | InvalidEmail
+    """InvalidEmail when the row was written past the typed API and does not hold: it can never be sent."""
+    message_id: str
+    created_at: datetime
+    installation: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Not due: ask again after ``seconds``. ``why``: ``not_due``, ``deferred``, ``paused``, ``alone`` …"""
+
+    seconds: float
+    why: str
+    stage: Stage = Stage.PENDING
+    code: int = 0
+    enhanced: str = ""
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Another attempt holds it; ``seconds`` until its lease or its answer timer has certainly ended."""
+
+    seconds: float
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Nobody tries until evidence, an operator, or the end of ``unknown_days``; ``seconds`` until then."""
+
+    seconds: float
+    why: str
+    stage: Stage
+    code: int = 0
+    enhanced: str = ""
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The account is paused. ``probe_due``: one attempt may pass as its probe, if :meth:`Store.take_probe` says so."""
+
+    seconds: float
+    probe_due: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Final."""
+
+    stage: Stage
+    code: int = 0
+    enhanced: str = ""
+    partial: bool = False
+    maybe_accepted: bool = False
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NoSuchRow:
+    """No row with that id and key is visible: never committed, or another installation's."""
+
+
+ClaimAnswer = Claimed | Wait | Busy | Held | Paused | Finished | NoSuchRow
+Standing = Wait | Busy | Held | Finished | NoSuchRow
+"""Where a mail stands after something was recorded: what the workflow does next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The offer is committed. ``answer_seconds`` is the answer timer as recorded."""
+
+    answer_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRefused:
+    """The fence: ``why`` is ``moved_on``, ``lapsed``, ``expired``, ``cancelled`` or ``pins_differ``."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """The stored request, as everyone sends it."""
+
+    body: bytes
+    method: str
+    url: str
+    headers: tuple[tuple[str, str], ...]
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Startable:
+    """A row for the starter, or a workflow to poke."""
+
+    email_id: UUID
+    key: str
+    account: str
+    lane: str

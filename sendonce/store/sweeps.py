@@ -1,0 +1,128 @@
+"""What every worker looks after, whoever's mail it is: silent offers, overdue alarms, unknowns to close, heartbeats.
+
+Each row is its own short transaction under SKIP LOCKED, so that many workers share the work without waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg.rows import dict_row
+
+from sendonce.outcome import AttemptResult, Unanswered, same_for_all
+from sendonce.policy import DEFAULT_LANES, LanePolicy
+from sendonce.store import alarms
+from sendonce.store.facts import reconsider, settle
+from sendonce.store.records import Startable
+
+LAPSE_ALARM_SECONDS = 20.0
+"""An unknown that comes from a lapsed lease is alarmed this much later: its process may only have been slow."""
+
+_SILENT = """
+SELECT e.id, e.key, e.account, e.lane, e.lease_id, t.offered
+FROM sendonce.email e JOIN sendonce.attempt t ON t.id = e.lease_id
+WHERE e.stage = 'transmitting' AND e.lease_until < sendonce.clock()
+ORDER BY e.id LIMIT 1 FOR UPDATE OF e SKIP LOCKED
+"""
+
+_CLOSING = """
+SELECT e.id, e.key, e.account, e.lane FROM sendonce.email e
+WHERE e.stage = 'unknown' AND e.close_at <= sendonce.clock()
+ORDER BY e.close_at LIMIT 1 FOR UPDATE OF e SKIP LOCKED
+"""
+
+
+def lane_of(lanes: Mapping[str, LanePolicy], name: str) -> LanePolicy:
+    """The lane's policy; a lane that is no longer configured is treated like ``default``."""
+    return lanes.get(name) or lanes.get("default") or DEFAULT_LANES["default"]
+
+
+async def silent(
+    conn: AsyncConnection[Any], lanes: Mapping[str, LanePolicy], actor: str, limit: int = 200
+) -> list[Startable]:
+    """Offers whose process stopped renewing become ``unknown``; returns the mails whose workflows want a poke."""
+    found: list[Startable] = []
+    while len(found) < limit:
+        async with conn.transaction(), conn.cursor(row_factory=dict_row) as cur:
+            row = await (await cur.execute(_SILENT)).fetchone()
+            if row is None:
+                break
+            result: AttemptResult = same_for_all(tuple(row["offered"]), Unanswered())
+            await settle(
+                conn,
+                row["id"],
+                row["lease_id"],
+                result,
+                lane=lane_of(lanes, row["lane"]),
+                actor=actor,
+                cause="silent",
+                alarm_delay=LAPSE_ALARM_SECONDS,
+            )
+        found.append(Startable(row["id"], row["key"], row["account"], row["lane"]))
+    return found
+
+
+async def close_unknowns(
+    conn: AsyncConnection[Any], lanes: Mapping[str, LanePolicy], actor: str, limit: int = 200
+) -> list[Startable]:
+    """Unknowns that nobody settled in ``unknown_days`` are closed, marked ``maybe_accepted``; returned to be poked."""
+    found: list[Startable] = []
+    while len(found) < limit:
+        async with conn.transaction(), conn.cursor(row_factory=dict_row) as cur:
+            row = await (await cur.execute(_CLOSING)).fetchone()
+            if row is None:
+                break
+            lane = lane_of(lanes, row["lane"])
+            await reconsider(conn, row["id"], lane=lane, cause="unknown_days", actor=actor)
+        found.append(Startable(row["id"], row["key"], row["account"], row["lane"]))
+    return found
+
+
+_ALARMS = """
+WITH due AS (
+    SELECT id FROM sendonce.email WHERE alarm_at <= sendonce.clock() ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
+)
+UPDATE sendonce.email e SET alarm_at = NULL FROM due WHERE e.id = due.id
+RETURNING e.id, e.account, e.stage, sendonce.clock() AS now
+"""
+
+
+async def raise_due_alarms(conn: AsyncConnection[Any], limit: int = 200) -> int:
+    """Raise the alarms whose time has come; returns how many."""
+    async with conn.transaction(), conn.cursor(row_factory=dict_row) as cur:
+        rows = await (await cur.execute(_ALARMS, [limit])).fetchall()
+        for row in rows:
+            await alarms.raise_once(conn, "unknown", row, "offered and unanswered: its process went silent")
+    return len(rows)
+
+
+async def beat(conn: AsyncConnection[Any], process_id: str, kind: str) -> None:
+    """Say that this process is alive."""
+    await conn.execute(
+        "INSERT INTO sendonce.process (id, kind, started_at, beat_at)"
+        " VALUES (%s, %s, sendonce.clock(), sendonce.clock())"
+        " ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at",
+        [process_id, kind],
+    )
+
+
+async def hold(conn: AsyncConnection[Any], email_id: UUID, why: str, actor: str) -> None:
+    """Nobody tries this mail until an operator decides; with an alarm. Does nothing to a final or held mail."""
+    async with conn.transaction(), conn.cursor(row_factory=dict_row) as cur:
+        await cur.execute(
+            "UPDATE sendonce.email SET held_why = %s WHERE id = %s AND held_why IS NULL"
+            " AND stage NOT IN ('sent', 'failed', 'dead', 'expired', 'cancelled')"
+            " RETURNING id, account, stage, sendonce.clock() AS now",
+            [why, email_id],
+        )
+        row = await cur.fetchone()
+        if row is not None:
+            await conn.execute(
+                "INSERT INTO sendonce.transition (email_id, from_stage, to_stage, cause, actor)"
+                " VALUES (%s, %s, %s, %s, %s)",
+                [email_id, row["stage"], row["stage"], f"held: {why}", actor],
+            )
+            await alarms.raise_once(conn, "held", row, why)

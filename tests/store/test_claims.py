@@ -1,0 +1,396 @@
+"""Permissions: who may hold a mail, and when a begin is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from sendonce.errors import InvalidEmail
+from sendonce.outcome import Accepted, AccountFault, Deferred, NotOffered, Refused, Reply, Unanswered
+from sendonce.policy import RetryPolicy
+from sendonce.stages import Stage
+from sendonce.store import Store
+from sendonce.store.records import BeginRefused, Begun, Busy, Claimed, Finished, Held, NoSuchRow, Paused, Wait
+
+if TYPE_CHECKING:
+    from tests.store.conftest import Bench
+
+OK = Accepted(Reply(250, "2.0.0", "queued"), "Q1")
+
+
+async def test_a_mail_goes_from_pending_to_sent_and_every_step_is_logged(bench: Bench) -> None:
+    email_id = await bench.enqueue()
+    claimed = await bench.claim()
+    assert (claimed.mode, claimed.number, claimed.generation, claimed.attempts) == ("send", 1, 1, 0)
+    assert [r.mailbox for r in claimed.recipients] == ["ann@example.org"]
+    assert await bench.begin(claimed) == Begun(600.0)
+    assert await bench.settle(claimed, OK) == Finished(Stage.SENT, 250, "2.0.0", attempts=1)
+    log = await bench.rows(
+        "SELECT from_stage, to_stage, cause, attempt_id FROM sendonce.transition WHERE email_id = %s ORDER BY id",
+        [email_id],
+    )
+    assert [(t["from_stage"], t["to_stage"]) for t in log] == [
+        (None, "pending"),
+        ("pending", "claimed"),
+        ("claimed", "transmitting"),
+        ("transmitting", "sent"),
+    ]
+    assert [t["attempt_id"] for t in log[1:]] == [claimed.attempt_id] * 3
+    recipient = (await bench.rows("SELECT * FROM sendonce.recipient"))[0]
+    assert (recipient["stage"], recipient["code"], recipient["provider_id"]) == ("accepted", 250, "Q1")
+    assert isinstance(await bench.ask(), Finished)
+
+
+async def test_one_holder_at_a_time_whoever_asks_together(bench: Bench) -> None:
+    await bench.enqueue()
+    answers = await asyncio.gather(*(bench.ask(worker=f"w{n}") for n in range(8)))
+    assert sorted(type(a).__name__ for a in answers) == ["Busy"] * 7 + ["Claimed"]
+
+
+async def test_an_unknown_id_or_another_key_is_no_row(bench: Bench) -> None:
+    await bench.enqueue()
+    assert isinstance(await bench.store.claim(uuid4(), "k1", lane=bench.lane, worker="w", lease_seconds=20), NoSuchRow)
+    assert isinstance(
+        await bench.store.claim(bench.ids["k1"], "k2", lane=bench.lane, worker="w", lease_seconds=20), NoSuchRow
+    )
+
+
+async def test_a_mail_is_not_claimed_before_its_time(bench: Bench) -> None:
+    await bench.enqueue(send_after="2999-01-01T00:00:00Z")
+    answer = await bench.ask()
+    assert isinstance(answer, Wait)
+    assert answer.why == "not_due"
+    assert answer.seconds == 86400.0  # asks again daily at the least
+
+
+async def test_a_lapsed_claim_goes_to_another_and_the_first_cannot_begin(bench: Bench) -> None:
+    await bench.enqueue()
+    first = await bench.claim(lease_seconds=20)
+    await bench.advance(21)
+    assert await bench.begin(first) == BeginRefused("lapsed")
+    second = await bench.claim(worker="w2")
+    assert await bench.begin(first) == BeginRefused("moved_on")
+    assert await bench.begin(second) == Begun(600.0)
+    assert (await bench.email())["lapses"] == 1
+
+
+async def test_renewal_keeps_a_claim_and_an_offer_and_says_what_is_lost(bench: Bench) -> None:
+    await bench.enqueue("k1")
+    await bench.enqueue("k2")
+    await bench.enqueue("k3")
+    one, two, three = [await bench.claim(k) for k in ("k1", "k2", "k3")]
+    await bench.begin(two)
+    await bench.advance(15)
+    await bench.store.release(three.email_id, three.attempt_id, why="shutdown", actor="w1")
+    kept = await bench.store.renew([one.attempt_id, two.attempt_id, three.attempt_id], 20)
+    assert kept == {one.attempt_id, two.attempt_id}
+    await bench.advance(15)
+    assert await bench.begin(one) == Begun(600.0)
+    assert await bench.store.sweep_silent({}, actor="w2") == []
+
+
+async def test_release_gives_the_claim_back_uncounted_and_only_by_its_holder(bench: Bench) -> None:
+    await bench.enqueue()
+    first = await bench.claim()
+    await bench.store.release(first.email_id, first.attempt_id, why="shutdown", actor="w1", delay=3)
+    answer = await bench.ask()
+    assert isinstance(answer, Wait)
+    assert 2 < answer.seconds <= 3
+    await bench.advance(4)
+    second = await bench.claim()
+    await bench.store.release(first.email_id, first.attempt_id, why="late", actor="w1")
+    assert (await bench.email())["lease_id"] == second.attempt_id
+    assert (await bench.email())["attempts"] == 0
+
+
+async def test_begin_is_refused_after_expiry_and_after_a_cancel(bench: Bench) -> None:
+    await bench.enqueue("k1", expires_at="2999-01-01T00:00:00Z")
+    claimed = await bench.claim()
+    await bench.run("UPDATE sendonce.email SET expires_at = sendonce.clock() + interval '1 second'")
+    await bench.advance(2)
+    assert await bench.begin(claimed) == BeginRefused("expired")
+    await bench.store.release(claimed.email_id, claimed.attempt_id, why="expired", actor="w1")
+    assert await bench.ask() == Finished(Stage.EXPIRED)
+    assert await bench.open_alarms() == ["expired"]
+
+    await bench.enqueue("k2")
+    claimed = await bench.claim("k2")
+    assert await bench.store.withdraw(bench.ids["k2"], "k2", lane=bench.lane, actor="ops") == Finished(Stage.CANCELLED)
+    assert await bench.begin(claimed) == BeginRefused("moved_on")
+
+
+async def test_a_mail_that_was_offered_cannot_be_withdrawn_but_is_not_tried_again(bench: Bench) -> None:
+    await bench.enqueue()
+    claimed = await bench.claim()
+    await bench.begin(claimed)
+    assert isinstance(await bench.store.withdraw(bench.ids["k1"], "k1", lane=bench.lane, actor="ops"), Busy)
+    assert await bench.settle(claimed, Deferred(Reply(451))) == Finished(Stage.CANCELLED, 451, attempts=1)
+
+    await bench.enqueue("k2")
+    claimed = await bench.claim("k2")
+    await bench.begin(claimed)
+    await bench.store.withdraw(bench.ids["k2"], "k2", lane=bench.lane, actor="ops")
+    assert await bench.settle(claimed, OK) == Finished(Stage.SENT, 250, "2.0.0", attempts=1)
+
+
+async def test_begin_waits_a_short_while_for_the_row_and_then_gives_up(bench: Bench) -> None:
+    await bench.enqueue()
+    claimed = await bench.claim()
+    async with bench.pool.connection() as conn, conn.transaction():
+        await conn.execute("SELECT FROM sendonce.email WHERE id = %s FOR UPDATE", [claimed.email_id])
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            await bench.begin(claimed)
+    assert (await bench.email())["stage"] == "claimed"
+    assert await bench.begin(claimed) == Begun(600.0)
+
+
+async def test_begin_is_flushed_whatever_the_session_says(bench: Bench) -> None:
+    await bench.run(
+        "CREATE TABLE public.seen (v text);"
+        "CREATE FUNCTION public.spy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " INSERT INTO public.seen VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$;"
+        "CREATE TRIGGER spy AFTER UPDATE ON sendonce.email FOR EACH ROW"
+        " WHEN (NEW.stage = 'transmitting') EXECUTE FUNCTION public.spy();"
+    )
+    await bench.run(
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$"
+    )
+    await bench.enqueue()
+    claimed = await bench.claim()
+    await bench.begin(claimed)
+    assert await bench.rows("SELECT v FROM public.seen") == [{"v": "on"}]
+
+
+async def test_the_retry_goes_to_the_deferred_one_only_under_a_fresh_generation(bench: Bench) -> None:
+    await bench.enqueue(to=["a@example.org", "b@example.org", "c@example.org"])
+    claimed = await bench.claim()
+    await bench.begin(claimed, offered=[0])
+    outcome = {0: OK, 1: Refused(Reply(550, "5.1.1")), 2: Deferred(Reply(451, "4.7.1"))}
+    answer = await bench.settle(claimed, outcome)
+    assert answer == Wait(30.0, "deferred", Stage.PENDING, 550, "5.1.1", 1)
+    assert await bench.stages() == ["accepted", "refused", "deferred"]
+    await bench.advance(31)
+    again = await bench.claim()
+    assert [r.mailbox for r in again.recipients] == ["c@example.org"]
+    assert (again.generation, again.pins) == (2, None)
+    await bench.begin(again)
+    assert await bench.settle(again, {2: OK}) == Finished(Stage.SENT, 250, "2.0.0", partial=True, attempts=2)
+
+
+async def test_everyone_refused_is_failed_without_an_alarm(bench: Bench) -> None:
+    await bench.enqueue(to=["a@example.org", "b@example.org"])
+    assert await bench.attempt(Refused(Reply(550, "5.1.1"))) == Finished(Stage.FAILED, 550, "5.1.1", attempts=1)
+    assert await bench.open_alarms() == []
+
+
+async def test_attempts_run_out_into_the_dead_letters_with_an_alarm(bench: Bench) -> None:
+    bench.lane = replace(bench.lane, retry=RetryPolicy(delays=(1,), jitter=0, max_attempts=3))
+    await bench.enqueue()
+    for _ in range(2):
+        assert isinstance(await bench.attempt(Deferred(Reply(451))), Wait)
+        await bench.advance(2)
+    assert await bench.attempt(Deferred(Reply(451, "4.3.0"))) == Finished(Stage.DEAD, 451, "4.3.0", attempts=3)
+    assert await bench.open_alarms() == ["dead"]
+
+
+async def test_age_runs_from_the_first_attempt_and_ends_in_the_dead_letters(bench: Bench) -> None:
+    bench.lane = replace(bench.lane, retry=RetryPolicy(base=60, factor=1, jitter=0, max_age=100))
+    await bench.enqueue()
+    await bench.advance(5000)  # a long wait for its first try is not the mail's fault
+    assert isinstance(await bench.attempt(Deferred(Reply(451))), Wait)
+    await bench.advance(61)
+    assert await bench.attempt(Deferred(Reply(451))) == Finished(Stage.DEAD, 451, attempts=2)
+
+
+async def test_a_mail_wakes_at_its_deadline_to_say_so(bench: Bench) -> None:
+    await bench.enqueue()
+    await bench.run("UPDATE sendonce.email SET expires_at = sendonce.clock() + interval '10 seconds'")
+    answer = await bench.attempt(Deferred(Reply(451)))
+    assert isinstance(answer, Wait)
+    assert 9 < answer.seconds <= 10
+    await bench.advance(10)
+    assert await bench.ask() == Finished(Stage.EXPIRED, 451, attempts=1)
+
+
+async def test_retry_after_lengthens_the_wait_and_nothing_else(bench: Bench) -> None:
+    await bench.enqueue("k1")
+    await bench.enqueue("k2")
+    longer = await bench.attempt(Deferred(Reply(429), retry_after=500), "k1")
+    shorter = await bench.attempt(Deferred(Reply(429), retry_after=1), "k2")
+    assert isinstance(longer, Wait)
+    assert isinstance(shorter, Wait)
+    assert (longer.seconds, shorter.seconds) == (500.0, 30.0)
+
+
+async def test_the_message_brings_its_own_retry_policy(bench: Bench) -> None:
+    await bench.enqueue(retry={"delays": [7], "jitter": 0, "max_attempts": 2})
+    answer = await bench.attempt(Deferred(Reply(451)))
+    assert isinstance(answer, Wait)
+    assert answer.seconds == 7.0
+
+
+async def test_what_is_not_the_mails_fault_is_not_counted(bench: Bench) -> None:
+    await bench.enqueue()
+    claimed = await bench.claim()
+    answer = await bench.settle(claimed, AccountFault(Reply(535, "5.7.8")))
+    assert isinstance(answer, Wait)
+    assert answer.attempts == 0
+    await bench.advance(60)
+    claimed = await bench.claim()
+    await bench.settle(claimed, NotOffered(Reply(), counted=False))
+    assert (await bench.email())["attempts"] == 0
+    await bench.advance(60)
+    claimed = await bench.claim()
+    await bench.settle(claimed, NotOffered(Reply(), counted=True))
+    assert (await bench.email())["attempts"] == 1
+
+
+async def test_begun_but_certainly_not_offered_is_sent_again(bench: Bench) -> None:
+    await bench.enqueue()
+    answer = await bench.attempt(NotOffered(Reply(552), counted=True))
+    assert isinstance(answer, Wait)
+    assert await bench.stages() == ["outstanding"]
+    await bench.advance(31)
+    assert (await bench.claim()).mode == "send"
+
+
+async def test_a_poison_mail_dies_after_two_lapses_and_one_alone(bench: Bench) -> None:
+    await bench.enqueue()
+    for _ in range(2):
+        await bench.claim()
+        await bench.advance(21)
+    answer = await bench.ask()
+    assert isinstance(answer, Wait)
+    assert answer.why == "alone"
+    await bench.claim(alone=True)
+    await bench.advance(21)
+    assert await bench.ask() == Finished(Stage.DEAD)
+    assert await bench.open_alarms() == ["dead"]
+
+
+async def test_a_first_lapse_alone_in_an_idle_process_is_only_a_lapse(bench: Bench) -> None:
+    await bench.enqueue()
+    await bench.claim(alone=True)
+    await bench.advance(21)
+    assert isinstance(await bench.ask(alone=True), Claimed)
+
+
+async def test_a_suspect_that_never_finds_a_process_to_itself_is_tried_among_others(bench: Bench) -> None:
+    await bench.enqueue()
+    for _ in range(2):
+        await bench.claim()
+        await bench.advance(21)
+    await bench.advance(300)
+    await bench.claim()
+    await bench.advance(21)
+    assert (await bench.email())["stage"] == "claimed"
+    answer = await bench.ask()
+    assert isinstance(answer, Wait)
+    assert answer.why == "alone"
+
+
+async def test_lapses_while_the_store_was_away_blame_nobody(bench: Bench) -> None:
+    await bench.enqueue()
+    for _ in range(4):
+        await bench.claim(outage_ago=0.0)
+        await bench.advance(21)
+    assert (await bench.email())["lapses"] == 0
+    await bench.claim(outage_ago=60.0)
+    assert (await bench.email())["lapses"] == 1
+
+
+async def test_a_paused_account_lets_one_probe_pass(bench: Bench) -> None:
+    for key in ("k1", "k2"):
+        await bench.enqueue(key)
+    await bench.store.account_fault("default", code=535, enhanced="5.7.8")
+    await bench.store.account_fault("default", code=535, enhanced="5.7.8")
+    assert await bench.open_alarms() == ["account_paused"]
+    answer = await bench.ask()
+    assert isinstance(answer, Paused)
+    assert not answer.probe_due
+    assert not await bench.store.take_probe("default")
+    await bench.advance(answer.seconds + 1)
+    answer = await bench.ask()
+    assert isinstance(answer, Paused)
+    assert answer.probe_due
+    assert await bench.store.take_probe("default")
+    assert not await bench.store.take_probe("default")
+    probe = await bench.claim(probe=True)
+    assert isinstance(await bench.ask("k2"), Paused)
+    await bench.begin(probe)
+    await bench.settle(probe, OK)
+    assert await bench.store.account_works("default")
+    assert not await bench.store.account_works("default")
+    assert await bench.open_alarms() == []
+    assert isinstance(await bench.ask("k2"), Claimed)
+
+
+async def test_a_pause_concerns_only_those_who_hold_the_same_settings(bench: Bench) -> None:
+    await bench.enqueue()
+    await bench.store.account_fault("default", code=535, enhanced="")
+    assert isinstance(await bench.ask(), Paused)
+    other = Store(bench.pool, {"default": "settings-2"})
+    claimed = await other.claim(bench.ids["k1"], "k1", lane=bench.lane, worker="w2", lease_seconds=20)
+    assert isinstance(claimed, Claimed)
+
+
+async def test_the_age_clock_stands_while_the_account_is_paused(bench: Bench) -> None:
+    bench.lane = replace(bench.lane, retry=RetryPolicy(base=60, factor=1, jitter=0, max_age=100))
+    await bench.enqueue()
+    await bench.attempt(Deferred(Reply(451)))
+    await bench.store.account_fault("default", code=401, enhanced="")
+    await bench.advance(5000)
+    await bench.store.account_works("default")
+    claimed = await bench.claim()
+    await bench.begin(claimed)
+    answer = await bench.settle(claimed, Deferred(Reply(451)))
+    assert isinstance(answer, Wait), answer
+
+
+async def test_a_held_mail_is_not_tried_and_has_an_alarm(bench: Bench) -> None:
+    await bench.enqueue()
+    await bench.store.hold(bench.ids["k1"], "start_refused", actor="starter")
+    await bench.store.hold(bench.ids["k1"], "start_refused", actor="starter")
+    answer = await bench.ask()
+    assert isinstance(answer, Held)
+    assert answer.why == "start_refused"
+    assert await bench.open_alarms() == ["held"]
+
+
+async def test_a_row_that_does_not_hold_is_claimed_with_the_reason(bench: Bench) -> None:
+    await bench.enqueue()
+    await bench.run('UPDATE sendonce.email_content SET content = content || \'{"subject": "a\\nb"}\'')
+    claimed = await bench.claim()
+    assert isinstance(claimed.content, InvalidEmail)
+    assert claimed.content.field == "subject"
+
+
+async def test_the_rendering_is_pinned_once_and_everyone_gets_the_first(bench: Bench) -> None:
+    email_id = await bench.enqueue()
+    pins = await asyncio.gather(
+        *(
+            bench.store.pin(
+                email_id, "mime", body=b"v%d" % n, method="", url="", headers=(("A", "b"),), digest=b"d%d" % n
+            )
+            for n in range(4)
+        )
+    )
+    assert len({p.body for p in pins}) == 1
+    stored = await bench.store.pinned(email_id, "mime")
+    assert stored == pins[0]
+    assert await bench.store.pinned(email_id, "request:1") is None
+
+
+async def test_unanswered_is_held_with_an_alarm_and_never_tried_again(bench: Bench) -> None:
+    await bench.enqueue()
+    answer = await bench.attempt(Unanswered())
+    assert isinstance(answer, Held)
+    assert answer.stage is Stage.UNKNOWN
+    assert await bench.open_alarms() == ["unknown"]
+    await bench.advance(86400)
+    assert isinstance(await bench.ask(), Held)

@@ -107,24 +107,30 @@ async def unstamp(conn: AsyncConnection[Any], email_ids: Sequence[UUID]) -> None
     )
 
 
+# Neither started nor seen for a minute; twice as long after each restart that nobody answered.
+_QUIET = """
+    e.held_why IS NULL AND greatest(e.started_at, e.seen_at)
+        <= (SELECT now FROM c) - %(after)s * 2 ^ least(e.starts, 6) * interval '1 second'
+"""
+
 _OVERDUE = f"""
 WITH c AS MATERIALIZED (SELECT sendonce.clock() AS now),
 {_PAUSED},
-due AS (
-    SELECT e.id, e.next_attempt_at AS since FROM sendonce.email e, c
-    WHERE e.lane = %(lane)s AND e.stage IN ('pending', 'unknown') AND e.started_at IS NOT NULL
-        AND e.next_attempt_at <= c.now
+due AS MATERIALIZED (
+    (SELECT e.id, e.next_attempt_at AS since FROM sendonce.email e
+     WHERE e.lane = %(lane)s AND e.stage IN ('pending', 'unknown') AND e.started_at IS NOT NULL
+        AND e.next_attempt_at <= (SELECT now FROM c) AND {_QUIET}
+        AND e.account NOT IN (SELECT name FROM paused WHERE NOT probe_due)
+     ORDER BY e.next_attempt_at, e.id LIMIT %(limit)s)
     UNION ALL
-    SELECT e.id, e.lease_until FROM sendonce.email e, c
-    WHERE e.lane = %(lane)s AND e.stage = 'claimed' AND e.lease_until <= c.now
+    (SELECT e.id, e.lease_until FROM sendonce.email e
+     WHERE e.lane = %(lane)s AND e.stage = 'claimed' AND e.lease_until <= (SELECT now FROM c) AND {_QUIET}
+     LIMIT %(limit)s)
 ),
-vanished AS (
-    SELECT e.id FROM sendonce.email e JOIN due ON due.id = e.id, c
-    WHERE e.held_why IS NULL
-        -- Neither started nor seen for a minute; twice as long after each restart that nobody answered.
-        AND greatest(e.started_at, e.seen_at) <= c.now - %(after)s * 2 ^ least(e.starts, 6) * interval '1 second'
-        AND NOT EXISTS (SELECT FROM paused p WHERE p.name = e.account AND NOT p.probe_due)
-    ORDER BY due.since, e.id LIMIT %(limit)s FOR UPDATE OF e SKIP LOCKED
+vanished AS MATERIALIZED (
+    SELECT e.id FROM sendonce.email e
+    WHERE e.id = ANY(ARRAY(SELECT id FROM due ORDER BY since, id LIMIT %(limit)s)) AND {_QUIET}
+    ORDER BY e.id FOR UPDATE OF e SKIP LOCKED
 )
 UPDATE sendonce.email e SET started_at = c.now, starts = e.starts + 1 FROM vanished v, c WHERE e.id = v.id
 RETURNING e.id AS email_id, e.key, e.account, e.lane

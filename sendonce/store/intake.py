@@ -1,0 +1,310 @@
+"""Intake: write a mail into the caller's transaction, through the caller's connection.
+
+One SQL function, ``sendonce.enqueue``, does the work; here it is called through SQLAlchemy or psycopg, sync or async.
+Neither is imported: whoever passes a connection has imported what it needs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
+from uuid import UUID
+
+from sendonce.errors import ConfigurationError, IdempotencyConflict, InvalidEmail, StoreNotReady
+from sendonce.message import Address, OutgoingEmail
+from sendonce.stages import Stage
+
+if TYPE_CHECKING:
+    import psycopg
+    from sqlalchemy.engine import Connection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
+
+    SyncConnection = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]
+    AnyAsyncConnection = AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]
+
+CHUNK_MAILS = 500
+CHUNK_OCTETS = 8 * 1024 * 1024
+"""One statement of :func:`enqueue_many` carries at most so many mails, and ends once it holds so many octets: a
+statement stays far below PostgreSQL's 1 GB for one value, and the memory it needs stays small."""
+
+_NOT_READY = {"42883", "3F000"}  # undefined_function, invalid_schema_name
+_AUTOCOMMIT = (
+    "the connection is in autocommit mode, so that the mail would not be part of your transaction: "
+    "open one (psycopg: 'with connection.transaction():'), or use a connection without autocommit"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A mail that is in the store, once the caller's transaction commits."""
+
+    id: UUID
+    key: str
+    account: str
+    lane: str
+    """As asked for; when ``created`` is False, the mail that is there keeps its own."""
+    created: bool
+    """False: the same content was enqueued under this key before, and nothing was written."""
+    stage: Stage | None
+    """None when the mail was there and retention has removed it."""
+
+
+@overload
+def enqueue(connection: SyncConnection, email: OutgoingEmail, *, notify: bool = True) -> Enqueued: ...
+@overload
+def enqueue(connection: AnyAsyncConnection, email: OutgoingEmail, *, notify: bool = True) -> Awaitable[Enqueued]: ...
+def enqueue(connection: Any, email: OutgoingEmail, *, notify: bool = True) -> Enqueued | Awaitable[Enqueued]:
+    """Write ``email`` into the transaction of ``connection``; it is sent once that commits, and never if it does not.
+
+    ``connection`` is SQLAlchemy's ``Session``, ``Connection``, ``AsyncSession`` or ``AsyncConnection``, or psycopg's
+    ``Connection`` or ``AsyncConnection``; for an async one, await the result. It is never committed or rolled back
+    here. ``notify=False`` sends no NOTIFY, which serialises commits and forbids PREPARE TRANSACTION: the mail is then
+    found by polling.
+
+    A concurrent transaction that enqueues the same key waits for this one to end. At READ COMMITTED it then gets the
+    record that is there. At REPEATABLE READ and SERIALIZABLE it gets the driver's serialization failure (SQLSTATE
+    40001): retry that transaction, as for any concurrent update.
+
+    Raises :class:`~sendonce.errors.IdempotencyConflict` when the key is taken by other content; the transaction is
+    still usable. Raises :class:`~sendonce.errors.ConfigurationError` in autocommit mode outside a transaction, and
+    :class:`~sendonce.errors.StoreNotReady` when the schema is missing. What the driver raises comes through.
+    """
+    done = _run(connection, [email], notify)
+    return done[0] if isinstance(done, list) else _first(done)
+
+
+@overload
+def enqueue_many(
+    connection: SyncConnection, emails: Iterable[OutgoingEmail], *, notify: bool = True
+) -> list[Enqueued]: ...
+@overload
+def enqueue_many(
+    connection: AnyAsyncConnection, emails: Iterable[OutgoingEmail], *, notify: bool = True
+) -> Awaitable[list[Enqueued]]: ...
+def enqueue_many(
+    connection: Any, emails: Iterable[OutgoingEmail], *, notify: bool = True
+) -> list[Enqueued] | Awaitable[list[Enqueued]]:
+    """Like :func:`enqueue` for several mails in few statements; the result is in the order of ``emails``.
+
+    They are written in the order of account and key, so that two calls with the same keys cannot deadlock; calls of
+    :func:`enqueue` one after the other can. All or none: a conflict undoes what this call wrote, by a savepoint.
+    """
+    return _run(connection, list(emails), notify)
+
+
+async def _first(done: Awaitable[list[Enqueued]]) -> Enqueued:
+    return (await done)[0]
+
+
+class _Statement(NamedTuple):
+    text: str
+    parameters: dict[str, Any]
+
+
+_Row = Sequence[Any]
+_Steps = Generator[_Statement, Sequence[_Row], list[Enqueued]]
+
+# The set-returning function is called row by row, in the order of the array: keys are locked in that order.
+_ENQUEUE = """
+SELECT done.status, CAST(done.email_id AS text), done.stage
+FROM jsonb_array_elements(CAST(CAST({mails} AS text) AS jsonb)) WITH ORDINALITY AS mail (value, n)
+CROSS JOIN LATERAL sendonce.enqueue(
+    mail.value -> 'message', mail.value -> 'attachments', CAST({notify} AS boolean)) AS done
+ORDER BY mail.n
+"""
+
+
+def _steps(emails: list[OutgoingEmail], notify: bool) -> _Steps:
+    """The statements to execute, one after the other; each is answered with its rows."""
+    order = sorted(range(len(emails)), key=lambda index: (emails[index].account, emails[index].key))
+    done: dict[int, Enqueued] = {}
+    # One mail alone needs no savepoint: it is written or it is not.
+    guarded = len(emails) > 1
+    if guarded:
+        yield _Statement("SAVEPOINT sendonce_enqueue", {})
+    try:
+        for chunk in _chunks(order, emails):
+            mails = _Private(json.dumps([_payload(emails[index]) for index in chunk], ensure_ascii=False))
+            rows = yield _Statement(_ENQUEUE, {"mails": mails, "notify": notify})
+            for index, row in zip(chunk, rows, strict=True):
+                done[index] = _enqueued(emails[index], row)
+    except (IdempotencyConflict, InvalidEmail):
+        if guarded:
+            yield _Statement("ROLLBACK TO SAVEPOINT sendonce_enqueue", {})
+            yield _Statement("RELEASE SAVEPOINT sendonce_enqueue", {})
+        raise
+    if guarded:
+        yield _Statement("RELEASE SAVEPOINT sendonce_enqueue", {})
+    return [done[index] for index in range(len(emails))]
+
+
+class _Private(str):
+    """Text that tracebacks, statement logs and exception texts do not show."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} characters>"
+
+
+def _chunks(order: Iterable[int], emails: Sequence[OutgoingEmail]) -> Iterator[list[int]]:
+    chunk: list[int] = []
+    octets = 0
+    for index in order:
+        email = emails[index]
+        chunk.append(index)
+        octets += len(email.text or "") + len(email.html or "") + sum(len(a.content) for a in email.attachments)
+        if len(chunk) >= CHUNK_MAILS or octets >= CHUNK_OCTETS:
+            yield chunk
+            chunk, octets = [], 0
+    if chunk:
+        yield chunk
+
+
+def _payload(email: OutgoingEmail) -> dict[str, Any]:
+    message = email.to_json()
+    message["sender"] = _address(email.sender)
+    for name in ("to", "cc", "bcc", "reply_to"):
+        message[name] = [_address(address) for address in getattr(email, name)]
+    attachments = [
+        {**attachment.model_dump(exclude={"content"}), "content": base64.b64encode(attachment.content).decode()}
+        for attachment in email.attachments
+    ]
+    return {"message": message, "attachments": attachments}
+
+
+def _address(address: Address) -> dict[str, str]:
+    shown = {"email": address.email, "name": address.name}
+    # The store computes the mailbox itself; it only cannot convert a domain to A-labels.
+    return shown if address.email.rpartition("@")[2].isascii() else {**shown, "mailbox": address.mailbox}
+
+
+def _enqueued(email: OutgoingEmail, row: _Row) -> Enqueued:
+    status, email_id, stage = row
+    if status == "conflict":
+        raise IdempotencyConflict(email.account, email.key)
+    if status not in ("created", "exists"):
+        raise InvalidEmail(status.partition(":")[2], f"the store does not accept it (key {email.key!r})")
+    return Enqueued(
+        id=UUID(email_id),
+        key=email.key,
+        account=email.account,
+        lane=email.lane,
+        created=status == "created",
+        stage=Stage(stage) if stage else None,
+    )
+
+
+def _run(connection: Any, emails: list[OutgoingEmail], notify: bool) -> list[Enqueued] | Awaitable[list[Enqueued]]:
+    for email in emails:
+        if not isinstance(email, OutgoingEmail):
+            raise TypeError(f"enqueue takes an OutgoingEmail, not {type(email).__name__}")
+    steps = _steps(emails, notify)
+    if _is(connection, "sqlalchemy.orm", "scoped_session") or _is(
+        connection, "sqlalchemy.ext.asyncio", "async_scoped_session"
+    ):
+        connection = connection()
+    if _is(connection, "psycopg", "Connection"):
+        return _psycopg(connection, steps)
+    if _is(connection, "psycopg", "AsyncConnection"):
+        return _psycopg_async(connection, steps)
+    if _is(connection, "sqlalchemy.orm", "Session") or _is(connection, "sqlalchemy.engine", "Connection"):
+        return _sqlalchemy(connection, steps)
+    if _is(connection, "sqlalchemy.ext.asyncio", "AsyncSession", "AsyncConnection"):
+        return cast("Awaitable[list[Enqueued]]", connection.run_sync(_sqlalchemy, steps))
+    raise TypeError(
+        "enqueue takes a SQLAlchemy Session, Connection, AsyncSession or AsyncConnection, or a psycopg Connection or "
+        f"AsyncConnection, not {type(connection).__module__}.{type(connection).__qualname__}"
+    )
+
+
+def _is(connection: object, module: str, *names: str) -> bool:
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(connection, tuple(getattr(loaded, name) for name in names))
+
+
+def _psycopg(connection: psycopg.Connection[Any], steps: _Steps) -> list[Enqueued]:
+    import psycopg
+
+    _refuse_autocommit(connection)
+    # A cursor of our own making: the connection's factories may give other placeholders and other rows.
+    with psycopg.Cursor(connection) as cursor:
+
+        def execute(statement: _Statement) -> Sequence[_Row]:
+            cursor.execute(_for_psycopg(statement), statement.parameters)
+            return cursor.fetchall() if cursor.description else []
+
+        return _drive(steps, execute)
+
+
+async def _psycopg_async(connection: psycopg.AsyncConnection[Any], steps: _Steps) -> list[Enqueued]:
+    import psycopg
+
+    _refuse_autocommit(connection)
+    async with psycopg.AsyncCursor(connection) as cursor:
+        rows: Sequence[_Row] = []
+        try:
+            statement = next(steps)
+            while True:
+                with _store_errors():
+                    await cursor.execute(_for_psycopg(statement), statement.parameters)
+                    rows = await cursor.fetchall() if cursor.description else []
+                statement = steps.send(rows)
+        except StopIteration as done:
+            return cast("list[Enqueued]", done.value)
+
+
+def _refuse_autocommit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    from psycopg.pq import PipelineStatus, TransactionStatus
+
+    # In a pipeline the status lags behind what was sent.
+    known = connection.pgconn.pipeline_status == PipelineStatus.OFF
+    if connection.autocommit and known and connection.info.transaction_status == TransactionStatus.IDLE:
+        raise ConfigurationError(_AUTOCOMMIT)
+
+
+def _for_psycopg(statement: _Statement) -> bytes:
+    return statement.text.format(mails="%(mails)s", notify="%(notify)s").encode()
+
+
+def _sqlalchemy(connection: Session | Connection, steps: _Steps) -> list[Enqueued]:
+    from sqlalchemy import text
+    from sqlalchemy.orm import Session
+
+    plain = connection.connection() if isinstance(connection, Session) else connection
+    if getattr(plain.connection.dbapi_connection, "autocommit", False):
+        raise ConfigurationError(_AUTOCOMMIT)
+
+    def execute(statement: _Statement) -> Sequence[_Row]:
+        result = plain.execute(text(statement.text.format(mails=":mails", notify=":notify")), statement.parameters)
+        return result.all() if result.returns_rows else []
+
+    return _drive(steps, execute)
+
+
+def _drive(steps: _Steps, execute: Callable[[_Statement], Sequence[_Row]]) -> list[Enqueued]:
+    try:
+        statement = next(steps)
+        while True:
+            with _store_errors():
+                rows = execute(statement)
+            statement = steps.send(rows)
+    except StopIteration as done:
+        return cast("list[Enqueued]", done.value)
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        cause = getattr(error, "orig", error)  # SQLAlchemy wraps the driver's
+        if (getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)) in _NOT_READY:
+            raise StoreNotReady("the schema 'sendonce' is missing in this database: run 'sendonce migrate'") from error
+        raise

@@ -1,0 +1,306 @@
+"""The tables as SQLAlchemy sees them, for queries that are put together at run time.
+
+The SQL files in ``migrations`` create the schema and explain each column; a test holds this mirror to be exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    UUID,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    Interval,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+metadata = MetaData(
+    schema="sendonce",
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(referred_table_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    },
+)
+
+_INSTANT = DateTime(timezone=True)
+_CLOCK = text("sendonce.clock()")
+_NO = text("false")
+_ZERO = text("0")
+_EMPTY = text("''")
+
+
+def _serial() -> Column[int]:
+    return Column("id", BigInteger, Identity(always=True), primary_key=True)
+
+
+def _of_email(**options: Any) -> Column[Any]:
+    return Column("email_id", UUID, ForeignKey("sendonce.email.id", ondelete="CASCADE"), nullable=False, **options)
+
+
+installation = Table(
+    "installation",
+    metadata,
+    Column("one", Boolean, CheckConstraint("one", name="one"), primary_key=True, server_default=text("true")),
+    Column("id", UUID, nullable=False, server_default=text("gen_random_uuid()")),
+    Column("notify", Boolean, nullable=False, server_default=text("true")),
+    Column("created_at", _INSTANT, nullable=False, server_default=text("clock_timestamp()")),
+)
+
+email_key = Table(
+    "email_key",
+    metadata,
+    Column("account", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("email_id", UUID, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("created_at", _INSTANT, nullable=False),
+)
+
+email = Table(
+    "email",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("account", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("lane", Text, nullable=False),
+    Column("stage", Text, nullable=False, server_default=text("'pending'")),
+    Column("rest_stage", Text, nullable=False, server_default=text("'pending'")),
+    Column("partial", Boolean, nullable=False, server_default=_NO),
+    Column("maybe_accepted", Boolean, nullable=False, server_default=_NO),
+    Column("created_at", _INSTANT, nullable=False),
+    Column("send_after", _INSTANT),
+    Column("expires_at", _INSTANT),
+    Column("next_attempt_at", _INSTANT),
+    Column("retry", JSONB),
+    Column("unknown_policy", Text),
+    Column("open_ordinals", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
+    Column("generation", Integer, nullable=False, server_default=text("1")),
+    Column("generation_open", Boolean, nullable=False, server_default=_NO),
+    Column("attempts", Integer, nullable=False, server_default=_ZERO),
+    Column("claims", Integer, nullable=False, server_default=_ZERO),
+    Column("lapses", Integer, nullable=False, server_default=_ZERO),
+    Column("resends", Integer, nullable=False, server_default=_ZERO),
+    Column("requeue_floor", Integer, nullable=False, server_default=_ZERO),
+    Column("first_attempt_at", _INSTANT),
+    Column("pause_base", Interval, nullable=False, server_default=text("'0'::interval")),
+    Column("lease_id", UUID),
+    Column("lease_until", _INSTANT),
+    Column("lease_worker", Text),
+    Column("lease_alone", Boolean, nullable=False, server_default=_NO),
+    Column("claimed_at", _INSTANT),
+    Column("begun_at", _INSTANT),
+    Column("answer_by", _INSTANT),
+    Column("replay_until", _INSTANT),
+    Column("unknown_since", _INSTANT),
+    Column("close_at", _INSTANT),
+    Column("alarm_at", _INSTANT),
+    Column("started_at", _INSTANT),
+    Column("seen_at", _INSTANT),
+    Column("starts", Integer, nullable=False, server_default=_ZERO),
+    Column("cancel_requested_at", _INSTANT),
+    Column("held_why", Text),
+    Column("final_at", _INSTANT),
+    Column("last_code", Integer),
+    Column("last_enhanced", Text),
+    CheckConstraint(
+        "stage IN ('pending', 'claimed', 'transmitting', 'unknown', 'sent', 'failed', 'dead', 'expired', 'cancelled')",
+        name="stage",
+    ),
+    CheckConstraint("rest_stage IN ('pending', 'unknown')", name="rest_stage"),
+    CheckConstraint("unknown_policy IN ('hold', 'resend')", name="unknown_policy"),
+    postgresql_with={
+        "fillfactor": 80,
+        "autovacuum_vacuum_scale_factor": 0.02,
+        "autovacuum_vacuum_cost_delay": 1,
+    },
+)
+Index(
+    "ix_email_unstarted",
+    email.c.lane,
+    email.c.next_attempt_at,
+    email.c.id,
+    postgresql_where=text("stage = 'pending' AND started_at IS NULL"),
+)
+Index(
+    "ix_email_waiting",
+    email.c.lane,
+    email.c.next_attempt_at,
+    email.c.id,
+    postgresql_where=text("stage IN ('pending', 'unknown') AND started_at IS NOT NULL"),
+)
+Index("ix_email_held", email.c.lane, email.c.id, postgresql_where=text("stage IN ('claimed', 'transmitting')"))
+Index("ix_email_alarm", email.c.alarm_at, postgresql_where=text("alarm_at IS NOT NULL"))
+Index("ix_email_created", email.c.created_at, email.c.id)
+Index("ix_email_stage", email.c.stage, email.c.created_at, email.c.id, postgresql_where=text("stage <> 'sent'"))
+
+email_content = Table(
+    "email_content",
+    metadata,
+    _of_email(primary_key=True),
+    Column("message_id", Text, nullable=False),
+    Column("content", JSONB, nullable=False),
+    Column("requested_by", Text),
+)
+
+attachment = Table(
+    "attachment",
+    metadata,
+    _of_email(primary_key=True),
+    Column("ordinal", Integer, primary_key=True, autoincrement=False),
+    Column("filename", Text, nullable=False),
+    Column("content_type", Text, nullable=False),
+    Column("content_id", Text),
+    Column("inline", Boolean, nullable=False, server_default=_NO),
+    Column("content", LargeBinary, nullable=False),
+)
+
+recipient = Table(
+    "recipient",
+    metadata,
+    _of_email(primary_key=True),
+    Column("ordinal", Integer, primary_key=True, autoincrement=False),
+    Column("mailbox", Text, nullable=False),
+    Column("stage", Text, nullable=False, server_default=text("'outstanding'")),
+    Column("code", Integer),
+    Column("enhanced", Text),
+    Column("reply_text", Text),
+    Column("provider_id", Text),
+    Column("attempt_id", UUID),
+    Column("changed_at", _INSTANT),
+    CheckConstraint(
+        "stage IN ('outstanding', 'accepted', 'refused', 'deferred', 'unanswered', 'suppressed')", name="stage"
+    ),
+    Index("ix_recipient_mailbox", "mailbox"),
+)
+
+pinned = Table(
+    "pinned",
+    metadata,
+    _of_email(primary_key=True),
+    Column("slot", Text, primary_key=True),
+    Column("method", Text, nullable=False, server_default=_EMPTY),
+    Column("url", Text, nullable=False, server_default=_EMPTY),
+    Column("headers", JSONB, nullable=False, server_default=text("'[]'")),
+    Column("body", LargeBinary, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("pinned_at", _INSTANT, nullable=False, server_default=_CLOCK),
+)
+
+generation = Table(
+    "generation",
+    metadata,
+    _of_email(primary_key=True),
+    Column("generation", Integer, primary_key=True, autoincrement=False),
+    Column("slot", Text, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("envelope", ARRAY(Integer), nullable=False),
+    Column("provider_key", Text, nullable=False),
+    Column("identity", Text, nullable=False),
+    Column("first_begun_at", _INSTANT, nullable=False),
+)
+
+attempt = Table(
+    "attempt",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    _of_email(),
+    Column("number", Integer, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("mode", Text, nullable=False),
+    Column("worker", Text, nullable=False),
+    Column("claimed_at", _INSTANT, nullable=False),
+    Column("begun_at", _INSTANT),
+    Column("offered", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
+    Column("answers", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("counted", Boolean, nullable=False, server_default=_NO),
+    Column("ended_at", _INSTANT),
+    Column("ended_why", Text),
+    CheckConstraint("mode IN ('send', 'replay', 'resend')", name="mode"),
+    Index("ix_attempt_email", "email_id", "number"),
+)
+
+evidence = Table(
+    "evidence",
+    metadata,
+    _serial(),
+    _of_email(),
+    Column("ordinal", Integer, nullable=False),
+    Column("accepted", Boolean, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("event_id", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("recorded_at", _INSTANT, nullable=False, server_default=_CLOCK),
+    Column("after_final", Boolean, nullable=False, server_default=_NO),
+    UniqueConstraint("email_id", "source", "event_id", "ordinal", name="uq_evidence_event"),
+)
+
+transition = Table(
+    "transition",
+    metadata,
+    _serial(),
+    _of_email(),
+    Column("at", _INSTANT, nullable=False, server_default=_CLOCK),
+    Column("from_stage", Text),
+    Column("to_stage", Text, nullable=False),
+    Column("cause", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("attempt_id", UUID),
+    Index("ix_transition_email", "email_id", "id"),
+)
+
+alarm = Table(
+    "alarm",
+    metadata,
+    _serial(),
+    Column("at", _INSTANT, nullable=False, server_default=_CLOCK),
+    Column("kind", Text, nullable=False),
+    Column("email_id", UUID),
+    Column("account", Text),
+    Column("detail", Text, nullable=False, server_default=_EMPTY),
+    Column("closes", BigInteger, ForeignKey("sendonce.alarm.id", name="fk_alarm_closes")),
+    Column("delivered_at", _INSTANT),
+)
+Index("ix_alarm_undelivered", alarm.c.id, postgresql_where=text("delivered_at IS NULL"))
+Index("ix_alarm_email", alarm.c.email_id, alarm.c.kind)
+Index("ix_alarm_closes", alarm.c.closes, postgresql_where=text("closes IS NOT NULL"))
+
+account = Table(
+    "account",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("paused_at", _INSTANT),
+    Column("pause_why", Text),
+    Column("settings_digest", Text),
+    Column("healthy_digest", Text),
+    Column("faults", Integer, nullable=False, server_default=_ZERO),
+    Column("probe_at", _INSTANT),
+    Column("probe_until", _INSTANT),
+    Column("paused_total", Interval, nullable=False, server_default=text("'0'::interval")),
+)
+
+process = Table(
+    "process",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("started_at", _INSTANT, nullable=False),
+    Column("beat_at", _INSTANT, nullable=False),
+)

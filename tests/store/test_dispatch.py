@@ -1,0 +1,212 @@
+"""What starters get: each row once, in order, within the ceilings; and what has vanished."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from psycopg.types.json import Jsonb
+
+from sendonce.outcome import Deferred, Reply, Unanswered
+
+if TYPE_CHECKING:
+    from tests.store.conftest import Bench
+
+
+async def test_starters_side_by_side_never_get_the_same_row(bench: Bench) -> None:
+    for n in range(40):
+        await bench.enqueue(f"k{n}")
+    got = await asyncio.gather(
+        *(bench.store.unstarted("default", limit=10, ceiling=1000) for _ in range(8)),
+    )
+    counts = Counter(row.key for part in got for row in part)
+    assert set(counts.values()) == {1}
+    assert await bench.store.due_in("default") is None
+
+
+async def test_only_what_is_due_within_a_minute_of_this_lane_oldest_first(bench: Bench) -> None:
+    await bench.enqueue("later", send_after="2999-01-01T00:00:00Z")
+    await bench.enqueue("b")
+    await bench.enqueue("a")
+    await bench.enqueue("other", lane="bulk")
+    got = await bench.store.unstarted("default", limit=1, ceiling=1000)
+    assert [row.key for row in got] == ["b"]
+    got = await bench.store.unstarted("default", limit=10, ceiling=1000)
+    assert [row.key for row in got] == ["a"]
+    wait = await bench.store.due_in("default")
+    assert wait is not None
+    assert wait > 1e9
+    assert await bench.store.due_in("bulk") == 0.0
+
+
+async def test_the_ceiling_counts_flights_and_started_and_due_but_no_sleepers(bench: Bench) -> None:
+    for n in range(6):
+        await bench.enqueue(f"k{n}")
+    assert len(await bench.store.unstarted("default", limit=10, ceiling=3)) == 3
+    assert await bench.store.unstarted("default", limit=10, ceiling=3) == []
+    await bench.attempt(Deferred(Reply(451)), "k0")  # sleeps now
+    await bench.attempt(Unanswered(), "k1")  # held now
+    assert len(await bench.store.unstarted("default", limit=10, ceiling=3)) == 2
+    await bench.enqueue("elsewhere", account="second")
+    got = await bench.store.unstarted("default", limit=10, ceiling=3)
+    assert [row.key for row in got] == ["elsewhere"]
+
+
+async def test_workflows_that_vanished_do_not_fill_the_ceiling(bench: Bench) -> None:
+    for n in range(4):
+        await bench.enqueue(f"k{n}")
+    assert len(await bench.store.unstarted("default", limit=10, ceiling=2)) == 2
+    await bench.advance(61)
+    assert len(await bench.store.unstarted("default", limit=10, ceiling=2)) == 2
+
+
+async def test_a_full_account_does_not_keep_another_waiting(bench: Bench) -> None:
+    for n in range(30):
+        await bench.enqueue(f"k{n}")
+    await bench.enqueue("z", account="second")
+    got = await bench.store.unstarted("default", limit=10, ceiling=100, accounts_full=["default"])
+    assert [row.key for row in got] == ["z"]
+
+
+async def test_a_paused_account_starts_nothing_but_its_probe(bench: Bench) -> None:
+    for n in range(5):
+        await bench.enqueue(f"k{n}")
+    await bench.store.account_fault("default", code=535, enhanced="")
+    assert await bench.store.unstarted("default", limit=10, ceiling=100) == []
+    await bench.advance(16)
+    assert len(await bench.store.unstarted("default", limit=10, ceiling=100)) == 1
+
+
+async def test_a_start_that_did_not_happen_is_taken_back_unless_a_workflow_asked(bench: Bench) -> None:
+    await bench.enqueue("k1")
+    await bench.enqueue("k2")
+    got = await bench.store.unstarted("default", limit=10, ceiling=100)
+    await bench.store.touch(bench.ids["k2"])
+    await bench.store.unstamp([row.email_id for row in got])
+    again = await bench.store.unstarted("default", limit=10, ceiling=100)
+    assert [row.key for row in again] == ["k1"]
+
+
+async def test_a_backlog_that_was_never_started_is_not_overdue(bench: Bench) -> None:
+    await bench.enqueue()
+    await bench.advance(3600)
+    assert await bench.store.overdue("default", limit=10) == []
+
+
+async def test_a_vanished_workflow_is_found_after_a_minute_and_then_less_and_less_often(bench: Bench) -> None:
+    await bench.enqueue()
+    await bench.store.unstarted("default", limit=10, ceiling=100)
+    await bench.advance(55)
+    assert await bench.store.overdue("default", limit=10) == []
+    await bench.advance(6)
+    got = await asyncio.gather(*(bench.store.overdue("default", limit=10) for _ in range(4)))
+    assert sum(len(part) for part in got) == 1
+    await bench.advance(61)
+    assert await bench.store.overdue("default", limit=10) == []
+    await bench.advance(60)
+    assert len(await bench.store.overdue("default", limit=10)) == 1
+    await bench.store.touch(bench.ids["k1"])  # seen: the back-off starts anew
+    await bench.advance(61)
+    assert len(await bench.store.overdue("default", limit=10)) == 1
+
+
+async def test_sleepers_held_and_paused_mails_are_not_overdue_lapsed_claims_are(bench: Bench) -> None:
+    for key in ("sleeps", "held", "silent", "lapsed", "final", "busy"):
+        await bench.enqueue(key)
+    await bench.enqueue("paused", account="second")
+    await bench.store.unstarted("default", limit=10, ceiling=100)
+    await bench.attempt(Deferred(Reply(451), retry_after=7200), "sleeps")
+    await bench.store.hold(bench.ids["held"], "test", actor="t")
+    await bench.attempt(Unanswered(), "silent")
+    await bench.store.withdraw(bench.ids["final"], "final", lane=bench.lane, actor="t")
+    await bench.claim("lapsed")
+    busy = await bench.claim("busy")
+    await bench.begin(busy)
+    await bench.run(
+        "INSERT INTO sendonce.account (name, settings_digest, paused_at, probe_at)"
+        " VALUES ('second', 's', sendonce.clock(), sendonce.clock() + interval '1 day')"
+    )
+    await bench.advance(90)
+    from sendonce.store import Store
+
+    store = Store(bench.pool, {"default": "settings-1", "second": "s"})
+    assert [row.key for row in await store.overdue("default", limit=10)] == ["lapsed"]
+
+
+async def test_an_unknown_whose_replay_is_due_can_be_overdue(bench: Bench) -> None:
+    await bench.enqueue()
+    await bench.attempt(Unanswered(), key_window=86400.0)
+    await bench.advance(95)
+    assert [row.key for row in await bench.store.overdue("default", limit=10)] == ["k1"]
+
+
+async def plan(bench: Bench, query: str, params: dict[str, object]) -> str:
+    rows = await bench.rows("EXPLAIN " + query, params)
+    return "\n".join(str(row["QUERY PLAN"]) for row in rows)
+
+
+async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> None:
+    from sendonce.store import claims, conclude, dispatch, sweeps
+
+    await bench.run(
+        "INSERT INTO sendonce.email (id, account, key, lane, stage, created_at, next_attempt_at, started_at, seen_at)"
+        " SELECT gen_random_uuid(), 'default', 'f' || n, 'default',"
+        "   CASE WHEN n % 10 = 0 THEN 'pending' ELSE 'sent' END, sendonce.clock(),"
+        "   sendonce.clock() + interval '1 day',"
+        "   CASE WHEN n % 20 = 0 THEN NULL ELSE sendonce.clock() END, sendonce.clock()"
+        " FROM generate_series(1, 30000) n"
+    )
+    await bench.run("ANALYZE sendonce.email")
+    some = "00000000-0000-0000-0000-000000000000"
+    accounts = {"accounts": ["default"], "digests": ["settings-1"]}
+    cases: dict[str, tuple[str, dict[str, object]]] = {
+        "unstarted": (
+            dispatch._UNSTARTED,
+            {"lane": "default", "limit": 20, "ceiling": 20, "full": [], "ahead": 60.0} | accounts,
+        ),
+        "overdue": (dispatch._OVERDUE, {"lane": "default", "limit": 20, "after": 60.0} | accounts),
+        "due_in": (dispatch._DUE_IN, {"lane": "default"}),
+        "silent": (sweeps._SILENT, {}),
+        "closing": (sweeps._CLOSING, {}),
+        "alarms": (sweeps._ALARMS.replace("%s", "100"), {}),
+        "renew": (claims._RENEW, {"leases": [some], "lease_seconds": 20.0}),
+        "lock": (conclude._LOCK, {"id": some}),
+        "claim": (
+            claims._CLAIM,
+            {
+                "id": some,
+                "key": "k",
+                "lease": some,
+                "worker": "w",
+                "lease_seconds": 20.0,
+                "alone": False,
+                "probe": False,
+                "outage_ago": None,
+                "unknown_policy": "hold",
+                "digests": Jsonb({}),
+            },
+        ),
+        "begin": (
+            claims._BEGIN,
+            {
+                "id": some,
+                "attempt": some,
+                "worker": "w",
+                "generation": 1,
+                "slot": "mime",
+                "digest": b"",
+                "offered": [0],
+                "provider_key": "p",
+                "identity": "i",
+                "key_window": None,
+                "window_margin": 0.0,
+                "answer_seconds": 600.0,
+                "lease_seconds": 20.0,
+            },
+        ),
+    }
+    for name, (query, params) in cases.items():
+        text = await plan(bench, query, params)
+        assert "Seq Scan on email" not in text, f"{name}:\n{text}"
+        assert "email" in text, name

@@ -104,7 +104,8 @@ async def _first(done: Awaitable[list[Enqueued]]) -> Enqueued:
 
 class _Statement(NamedTuple):
     text: str
-    parameters: dict[str, Any]
+    parameters: dict[str, Any] | None = None
+    """None: it returns no rows. (In a psycopg pipeline only who fetches learns whether there are any.)"""
 
 
 _Row = Sequence[Any]
@@ -127,7 +128,7 @@ def _steps(emails: list[OutgoingEmail], notify: bool) -> _Steps:
     # One mail alone needs no savepoint: it is written or it is not.
     guarded = len(emails) > 1
     if guarded:
-        yield _Statement("SAVEPOINT sendonce_enqueue", {})
+        yield _Statement("SAVEPOINT sendonce_enqueue")
     try:
         for chunk in _chunks(order, emails):
             mails = _Private(json.dumps([_payload(emails[index]) for index in chunk], ensure_ascii=False))
@@ -136,11 +137,11 @@ def _steps(emails: list[OutgoingEmail], notify: bool) -> _Steps:
                 done[index] = _enqueued(emails[index], row)
     except (IdempotencyConflict, InvalidEmail):
         if guarded:
-            yield _Statement("ROLLBACK TO SAVEPOINT sendonce_enqueue", {})
-            yield _Statement("RELEASE SAVEPOINT sendonce_enqueue", {})
+            yield _Statement("ROLLBACK TO SAVEPOINT sendonce_enqueue")
+            yield _Statement("RELEASE SAVEPOINT sendonce_enqueue")
         raise
     if guarded:
-        yield _Statement("RELEASE SAVEPOINT sendonce_enqueue", {})
+        yield _Statement("RELEASE SAVEPOINT sendonce_enqueue")
     return [done[index] for index in range(len(emails))]
 
 
@@ -231,41 +232,41 @@ def _is(connection: object, module: str, *names: str) -> bool:
 
 def _psycopg(connection: psycopg.Connection[Any], steps: _Steps) -> list[Enqueued]:
     import psycopg
+    from psycopg.rows import tuple_row
 
     _refuse_autocommit(connection)
     # A cursor of our own making: the connection's factories may give other placeholders and other rows.
-    with psycopg.Cursor(connection) as cursor:
+    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
 
         def execute(statement: _Statement) -> Sequence[_Row]:
             cursor.execute(_for_psycopg(statement), statement.parameters)
-            return cursor.fetchall() if cursor.description else []
+            return cursor.fetchall() if statement.parameters else []
 
         return _drive(steps, execute)
 
 
 async def _psycopg_async(connection: psycopg.AsyncConnection[Any], steps: _Steps) -> list[Enqueued]:
     import psycopg
+    from psycopg.rows import tuple_row
 
     _refuse_autocommit(connection)
-    async with psycopg.AsyncCursor(connection) as cursor:
+    async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
         rows: Sequence[_Row] = []
         try:
             statement = next(steps)
             while True:
                 with _store_errors():
                     await cursor.execute(_for_psycopg(statement), statement.parameters)
-                    rows = await cursor.fetchall() if cursor.description else []
+                    rows = await cursor.fetchall() if statement.parameters else []
                 statement = steps.send(rows)
         except StopIteration as done:
             return cast("list[Enqueued]", done.value)
 
 
 def _refuse_autocommit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    from psycopg.pq import PipelineStatus, TransactionStatus
+    from psycopg.pq import TransactionStatus
 
-    # In a pipeline the status lags behind what was sent.
-    known = connection.pgconn.pipeline_status == PipelineStatus.OFF
-    if connection.autocommit and known and connection.info.transaction_status == TransactionStatus.IDLE:
+    if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
         raise ConfigurationError(_AUTOCOMMIT)
 
 
@@ -283,7 +284,7 @@ def _sqlalchemy(connection: Session | Connection, steps: _Steps) -> list[Enqueue
 
     def execute(statement: _Statement) -> Sequence[_Row]:
         result = plain.execute(text(statement.text.format(mails=":mails", notify=":notify")), statement.parameters)
-        return result.all() if result.returns_rows else []
+        return result.all() if statement.parameters else []
 
     return _drive(steps, execute)
 

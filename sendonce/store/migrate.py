@@ -26,7 +26,13 @@ def _config() -> Config:
 
 def _engine(url: str) -> Engine:
     # libpq reads the URL: SQLAlchemy's own reading knows neither key=value strings nor several hosts.
-    return create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=NullPool)
+    return create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: psycopg.connect(url),
+        poolclass=NullPool,
+        # Whoever waited for the lock must see what the other one did, whatever the database defaults to.
+        isolation_level="READ COMMITTED",
+    )
 
 
 def _revisions() -> list[str]:

@@ -182,10 +182,11 @@ def reading(url: str) -> Iterator[Connection]:
 
 
 def _connect(url: str) -> psycopg.Connection[Any]:
-    parameters = conninfo_to_dict(url)
+    extra: dict[str, Any] = {"application_name": "sendonce cli"}
     if "PGCONNECT_TIMEOUT" not in os.environ:
-        parameters.setdefault("connect_timeout", CONNECT_SECONDS)
-    return psycopg.connect("", **{"application_name": "sendonce cli", **parameters})
+        extra["connect_timeout"] = CONNECT_SECONDS
+    given = conninfo_to_dict(url)
+    return psycopg.connect(url, **{name: value for name, value in extra.items() if name not in given})
 
 
 def mails(

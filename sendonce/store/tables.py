@@ -21,6 +21,7 @@ from sqlalchemy import (
     Interval,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     Table,
     Text,
     UniqueConstraint,
@@ -57,10 +58,11 @@ def _of_email(**options: Any) -> Column[Any]:
 installation = Table(
     "installation",
     metadata,
-    Column("one", Boolean, CheckConstraint("one", name="one"), primary_key=True, server_default=text("true")),
+    Column("one", Boolean, CheckConstraint("one", name="one"), server_default=text("true")),
     Column("id", UUID, nullable=False, server_default=text("gen_random_uuid()")),
     Column("notify", Boolean, nullable=False, server_default=text("true")),
     Column("created_at", _INSTANT, nullable=False, server_default=text("clock_timestamp()")),
+    PrimaryKeyConstraint("one", name="installation_pkey"),
 )
 
 email_key = Table(
@@ -146,6 +148,7 @@ Index(
     postgresql_where=text("stage IN ('pending', 'unknown') AND started_at IS NOT NULL"),
 )
 Index("ix_email_held", email.c.lane, email.c.id, postgresql_where=text("stage IN ('claimed', 'transmitting')"))
+Index("ix_email_close", email.c.close_at, postgresql_where=text("stage = 'unknown'"))
 Index("ix_email_alarm", email.c.alarm_at, postgresql_where=text("alarm_at IS NOT NULL"))
 Index("ix_email_created", email.c.created_at, email.c.id)
 Index("ix_email_stage", email.c.stage, email.c.created_at, email.c.id, postgresql_where=text("stage <> 'sent'"))
@@ -286,10 +289,9 @@ account = Table(
     "account",
     metadata,
     Column("name", Text, primary_key=True),
+    Column("settings_digest", Text, primary_key=True),
     Column("paused_at", _INSTANT),
     Column("pause_why", Text),
-    Column("settings_digest", Text),
-    Column("healthy_digest", Text),
     Column("faults", Integer, nullable=False, server_default=_ZERO),
     Column("probe_at", _INSTANT),
     Column("probe_until", _INSTANT),

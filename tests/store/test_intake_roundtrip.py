@@ -28,14 +28,22 @@ ADDRESSES = st.builds(lambda a, b, name: {"email": f"{a}@{b}", "name": name}, LO
 )
 SOME = st.lists(ADDRESSES, min_size=1, max_size=3)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([1e15, 1e16, 1e23, 1e300, 5e-324, -0.0, 10**99, 10**100])
+    | st.text(st.characters(), max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
 INSTANTS = st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=-5, minutes=-30)), None]))
 FILES = st.fixed_dictionaries(
-    {"filename": WILD, "content": st.binary(max_size=50)},
-    optional={"content_type": st.sampled_from(["text/plain", "text/plain; charset=utf-8", "pdf"]), "content_id": WILD},
+    {"filename": NAMES | st.just("a.txt") | WILD, "content": st.binary(max_size=50)},
+    optional={
+        "content_type": st.sampled_from(["text/plain", "text/plain; charset=utf-8", "pdf"]),
+        "content_id": st.just("logo") | WILD,
+    },
 )
 OPTIONAL: dict[str, st.SearchStrategy[Any]] = {
     "account": st.sampled_from(["other", "Other"]),

@@ -82,6 +82,7 @@ SAME = [
     ),
     (message(envelope_sender="Bounce@EXAMPLE.org"), {"envelope_sender": "Bounce@example.ORG"}),
     (message(envelope_sender=""), {"envelope_sender": ""}),
+    (message(text="", template="t", parameters={}), {"text": None, "template": "t"}),
     (
         message(cc={"email": "x@bücher.example", "name": None, "mailbox": "x@xn--bcher-kva.example"}),
         {"cc": "x@bücher.example"},

@@ -1,0 +1,224 @@
+"""The activities of a delivery: record what is carried, claim, transmit, settle, and say what comes next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from uuid import UUID
+
+import psycopg
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from sendonce.activities.account_watch import AccountWatch
+from sendonce.activities.answers import from_carried, to_answer, to_carried
+from sendonce.activities.failures import where
+from sendonce.activities.inflight import Flight
+from sendonce.activities.transmission import NOT_CONFIGURED, GiveBack, Means, Transmission
+from sendonce.outcome import AttemptResult
+from sendonce.policy import LanePolicy
+from sendonce.store.records import Claimed, Paused, Standing, Wait
+from sendonce.workflows.port import AttemptAnswer, AttemptCall, DeliverySteps, Sleep, Ticket, Withdrawal
+
+logger = logging.getLogger(__name__)
+
+STORE_AWAY_SLEEP = 3.0
+"""Seconds until the next try when the store cannot be reached."""
+
+NO_PLACE_SLEEP = (1.0, 30.0)
+"""Seconds, at random between the two, until a mail asks again for a place."""
+
+SHUTDOWN_SLEEP = (0.5, 2.0)
+"""The same, while this process ends: another one will be asked."""
+
+QUIET_SECONDS = 5.0
+"""How long a mail that took down two processes waits for the others, to be tried alone."""
+
+SETTLE_PAUSE = 1.0
+"""Seconds between two tries to record an outcome."""
+
+SETTLE_TRIES = 10
+"""Tries to record an outcome that the store refuses to take, which is a fault of ours; then the workflow has it."""
+
+RELEASE_TRIES = 5
+
+
+class Delivery(DeliverySteps):
+    """The worker's side of a delivery; one per process, shared by its lanes."""
+
+    def __init__(
+        self, means: Means, lanes: Mapping[str, LanePolicy], *, hand_off_seconds: float | None, breaker_mails: int
+    ) -> None:
+        """``hand_off_seconds``: how long an activity waits for its attempt; None: as long as it takes.
+
+        ``breaker_mails``: see :class:`~sendonce.activities.account_watch.AccountWatch`.
+        """
+        self._means = means
+        self._store = means.store
+        self._flights = means.flights
+        self._lanes = lanes
+        self._hand_off = hand_off_seconds
+        self._accounts = AccountWatch(means.store, breaker_mails=breaker_mails)
+
+    @activity.defn(name="attempt")
+    async def attempt(self, call: AttemptCall) -> AttemptAnswer:
+        """Record what is carried, then claim and transmit if the mail is due."""
+        try:
+            return await self._attempt(call)
+        except Exception as error:
+            raise _failure("attempt", call.ticket, error) from None
+
+    @activity.defn(name="withdraw")
+    async def withdraw(self, call: Withdrawal) -> AttemptAnswer:
+        """Ask the store to cancel the mail; what has been offered is not cut."""
+        ticket = call.ticket
+        try:
+            flight = self._flights.get(UUID(ticket.email_id))
+            if flight is not None:
+                flight.handed_off = True
+            standing = await self._store.withdraw(
+                UUID(ticket.email_id), ticket.key, lane=self._lane(ticket.lane), actor=call.actor
+            )
+            return to_answer(standing)
+        except psycopg.OperationalError:
+            return self._store_away()
+        except Exception as error:
+            raise _failure("withdraw", ticket, error) from None
+
+    async def _attempt(self, call: AttemptCall) -> AttemptAnswer:
+        ticket = call.ticket
+        email_id, lane = UUID(ticket.email_id), self._lane(ticket.lane)
+        try:
+            for carried in call.carried:
+                await self._store.settle(
+                    email_id, UUID(carried.attempt_id), from_carried(carried), lane=lane, actor=self._means.worker
+                )
+            if self._flights.closed and self._flights.get(email_id) is None:
+                return Sleep(random.uniform(*SHUTDOWN_SLEEP), "shutdown")
+            if self._flights.get(email_id) is None and not self._flights.free(ticket.account, lane):
+                await self._store.touch(email_id)
+                return Sleep(random.uniform(*NO_PLACE_SLEEP), "no_place")
+        except psycopg.OperationalError:
+            return self._store_away()
+        # The store was asked in between: somebody else may have started it, or taken the place.
+        flight = self._flights.get(email_id)
+        if flight is None:
+            if not self._flights.free(ticket.account, lane):
+                return Sleep(random.uniform(*NO_PLACE_SLEEP), "no_place")
+            flight = Flight(ticket, lane, self._means.lease_seconds)
+            self._flights.start(flight, self._deliver(flight))
+        return await flight.wait(self._hand_off)
+
+    def _lane(self, name: str) -> LanePolicy:
+        lane = self._lanes.get(name)
+        if lane is None:
+            raise LookupError(name)
+        return lane
+
+    def _store_away(self) -> Sleep:
+        self._means.health.away()
+        return Sleep(STORE_AWAY_SLEEP * random.uniform(1.0, 2.0), "store_away", recorded=False)
+
+    async def _deliver(self, flight: Flight) -> AttemptAnswer:
+        """The attempt as a task of the process."""
+        try:
+            probe = False
+            answer = await self._claim(flight)
+            if isinstance(answer, Paused):
+                self._accounts.is_paused(flight.ticket.account)
+                probe = answer.probe_due and await self._store.take_probe(flight.ticket.account)
+                if probe:
+                    answer = await self._claim(flight, probe=True)
+            if isinstance(answer, Wait) and answer.why == "alone":
+                return await self._alone(flight, probe=probe)
+            return await self._carry_out(flight, answer, probe=probe)
+        except psycopg.OperationalError:
+            return replace(self._store_away(), recorded=True)
+
+    async def _alone(self, flight: Flight, *, probe: bool) -> AttemptAnswer:
+        """This mail's claims lapsed twice: it may be what takes processes down, so nothing else runs beside it."""
+        async with self._flights.quiet(flight.email_id, QUIET_SECONDS) as alone:
+            answer = await self._claim(flight, probe=probe, alone=alone)
+            return await self._carry_out(flight, answer, probe=probe)
+
+    async def _claim(self, flight: Flight, *, probe: bool = False, alone: bool = False) -> Claimed | Standing | Paused:
+        sent = asyncio.get_running_loop().time()
+        answer = await self._store.claim(
+            flight.email_id,
+            flight.ticket.key,
+            lane=flight.lane,
+            worker=self._means.worker,
+            lease_seconds=self._means.lease_seconds,
+            alone=alone,
+            probe=probe,
+            outage_ago=self._means.health.ago(),
+        )
+        if isinstance(answer, Claimed):
+            flight.claimed(answer.attempt_id, sent)
+        return answer
+
+    async def _carry_out(self, flight: Flight, answer: Claimed | Standing | Paused, *, probe: bool) -> AttemptAnswer:
+        if not isinstance(answer, Claimed):
+            return to_answer(answer)
+        transmission = Transmission(self._means, flight, answer)
+        came = await transmission.conclude()
+        if isinstance(came, GiveBack):
+            return await self._give_back(answer, came)
+        standing = await self._settle(flight, answer, came)
+        try:
+            await self._accounts.judge(answer.account, answer.email_id, came, probe=probe, reached=transmission.begun)
+        except psycopg.OperationalError:
+            # The next attempt meets the same answer.
+            self._means.health.away()
+        return to_answer(standing)
+
+    async def _give_back(self, claimed: Claimed, back: GiveBack) -> AttemptAnswer:
+        if back.why == NOT_CONFIGURED:
+            logger.error("no account %r in this worker's settings: email_id=%s", claimed.account, claimed.email_id)
+        for _ in range(RELEASE_TRIES):
+            try:
+                if back.why == NOT_CONFIGURED:
+                    await self._store.account_fault(claimed.account, code=0, enhanced=NOT_CONFIGURED)
+                await self._store.release(
+                    claimed.email_id, claimed.attempt_id, why=back.why, delay=back.delay, actor=self._means.worker
+                )
+                return to_answer(await self._store.standing(claimed.email_id, claimed.key))
+            except psycopg.OperationalError:
+                self._means.health.away()
+                await asyncio.sleep(SETTLE_PAUSE)
+        # The lease lapses by itself, and does not blame the mail: this process saw the store away.
+        return replace(self._store_away(), recorded=True)
+
+    async def _settle(self, flight: Flight, claimed: Claimed, result: AttemptResult) -> Standing:
+        """Record the outcome, however long the store is away; meanwhile the workflow gets it too."""
+        tries = 0
+        while True:
+            try:
+                return await self._store.settle(
+                    claimed.email_id, claimed.attempt_id, result, lane=flight.lane, actor=self._means.worker
+                )
+            except psycopg.OperationalError:
+                self._means.health.away()
+            except Exception as error:
+                logger.error("outcome not recorded: email_id=%s %s", claimed.email_id, where(error))
+                if tries >= SETTLE_TRIES:
+                    raise
+                # Whatever the store cannot take must not cost the verdict: codes are enough.
+                result = from_carried(to_carried(str(claimed.attempt_id), result))
+            tries += 1
+            if tries == 2:
+                carried = to_carried(str(claimed.attempt_id), result)
+                flight.keep(carried)
+                if flight.handed_off:
+                    self._flights.poke(flight, [carried])
+            if tries >= 2:
+                await asyncio.sleep(SETTLE_PAUSE)
+
+
+def _failure(step: str, ticket: Ticket, error: Exception) -> ApplicationError:
+    """What the SDK may log and Temporal may keep of a fault of ours: its type."""
+    logger.error("%s failed: email_id=%s lane=%s %s", step, ticket.email_id, ticket.lane, where(error))
+    return ApplicationError(step, type=type(error).__name__, non_retryable=True)

@@ -1,0 +1,237 @@
+"""One claimed attempt: render, pin, verify, transmit, and say by the phase reached what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psycopg
+
+from sendonce.activities.failures import where
+from sendonce.activities.gate import Offer, StoreGate, Terms
+from sendonce.activities.inflight import Flight, Flights
+from sendonce.activities.leases import StoreHealth
+from sendonce.activities.provider_key import provider_key
+from sendonce.activities.redirect import Envelope, Guard
+from sendonce.activities.transports.base import Fenced, Job, Mail, Rendering, StoreAway, Transport
+from sendonce.errors import InvalidEmail
+from sendonce.message import OutgoingEmail
+from sendonce.outcome import AttemptResult, NotOffered, Refused, Reply, Unanswered, same_for_all
+from sendonce.store import Store
+from sendonce.store.records import Claimed, Pinned
+
+logger = logging.getLogger(__name__)
+
+MIME_SLOT = "mime"
+"""The slot of a rendering that names no envelope."""
+
+NOT_CONFIGURED = "not_configured"
+"""Why a claim goes back when this worker knows no such account."""
+
+STORE_AWAY_DELAY = 2.0
+SET_UP_DELAY = 300.0
+"""Seconds until a mail is tried again that this worker cannot send as it is set up."""
+LONGEST_FAULT_DELAY = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Nothing was offered: the claim goes back, uncounted, and the mail is due again after ``delay`` seconds."""
+
+    why: str
+    delay: float = 0.0
+
+
+class _CannotSend(Exception):
+    def __init__(self, back: GiveBack) -> None:
+        super().__init__(back.why)
+        self.back = back
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What every attempt of a process shares."""
+
+    store: Store
+    flights: Flights
+    health: StoreHealth
+    transports: Mapping[str, Transport]
+    guard: Guard
+    worker: str
+    """Who we are in the store's records."""
+    lease_seconds: float
+    window_margin: float
+
+
+class Transmission:
+    """The work of one claim."""
+
+    def __init__(self, means: Means, flight: Flight, claimed: Claimed) -> None:
+        self._means = means
+        self._flight = flight
+        self._claimed = claimed
+        self._gate: StoreGate | None = None
+
+    @property
+    def begun(self) -> bool:
+        """True when the store has, or may have, the begin of this attempt."""
+        return self._gate is not None and self._gate.state is not Offer.NOT_BEGUN
+
+    async def conclude(self) -> AttemptResult | GiveBack:
+        """Make the attempt. Whatever goes wrong, the phase decides what is known; nothing is raised."""
+        work = asyncio.create_task(self._work())
+        self._flight.work = work
+        if self._flight.stop_why:
+            work.cancel()
+        try:
+            await asyncio.wait({work})
+        finally:
+            work.cancel()
+        self._flight.settling()
+        if work.cancelled():
+            return self._by_phase(GiveBack(self._flight.stop_why or "cancelled"))
+        match work.exception():
+            case None:
+                return work.result()
+            case Fenced():
+                why = (self._gate.refused if self._gate else "") or self._flight.stop_why or "fenced"
+                return self._by_phase(GiveBack(why, SET_UP_DELAY if why == "pins_differ" else 0.0))
+            case StoreAway():
+                return self._by_phase(GiveBack("store_away", STORE_AWAY_DELAY))
+            case psycopg.OperationalError():
+                self._means.health.away()
+                return self._by_phase(GiveBack("store_away", STORE_AWAY_DELAY))
+            case _CannotSend(back=back):
+                return back
+            case error:
+                logger.error("attempt failed: email_id=%s %s", self._claimed.email_id, where(error))
+                return self._by_phase(GiveBack("fault", self._fault_delay()))
+
+    def _by_phase(self, back: GiveBack) -> AttemptResult | GiveBack:
+        """What is known when the transport did not say it."""
+        gate = self._gate
+        if gate is None or gate.state is Offer.NOT_BEGUN:
+            return back
+        if gate.state is Offer.OFFERED:
+            return same_for_all(gate.ordinals, Unanswered())
+        return same_for_all(gate.ordinals, NotOffered(counted=False))
+
+    def _fault_delay(self) -> float:
+        """Grows with the claims that came to nothing: a broken template must not keep a worker busy."""
+        uncounted = max(0, self._claimed.number - self._claimed.attempts - 1)
+        return min(LONGEST_FAULT_DELAY, 15.0 * 2.0 ** min(uncounted, 10))
+
+    async def _work(self) -> AttemptResult:
+        claimed, means = self._claimed, self._means
+        ordinals = tuple(r.ordinal for r in claimed.recipients)
+        if isinstance(claimed.content, InvalidEmail):
+            return _invalid(ordinals, claimed.content)
+        transport = means.transports.get(claimed.account)
+        if transport is None:
+            raise _CannotSend(GiveBack(NOT_CONFIGURED, SET_UP_DELAY))
+        if claimed.pins is not None and claimed.pins.identity != transport.identity:
+            # Another account's key space: there the same key would mean nothing.
+            raise _CannotSend(GiveBack("identity_changed", SET_UP_DELAY))
+        envelope = means.guard.envelope(claimed.recipients)
+        if not envelope.recipients:
+            return AttemptResult(envelope.refused)
+        key = provider_key(claimed.installation, self._flight.ticket.workflow_id, claimed.generation)
+        slot = transport.slot(claimed.generation)
+        if claimed.pins is not None:
+            key, slot = claimed.pins.provider_key, claimed.pins.slot
+        try:
+            pinned = await self._pinned(transport, claimed.content, envelope, slot, key)
+        except InvalidEmail as error:
+            return _invalid(ordinals, error)
+        terms = Terms(slot, pinned.digest, key, transport.identity, transport.key_window, means.window_margin)
+        self._gate = StoreGate(
+            means.store,
+            means.flights,
+            means.health,
+            self._flight,
+            claimed,
+            envelope,
+            terms,
+            worker=means.worker,
+            lease_seconds=means.lease_seconds,
+        )
+        job = Job(
+            _rendering(pinned),
+            _envelope_sender(claimed.content),
+            envelope.recipients,
+            key,
+            self._flight.lane.answer_seconds,
+        )
+        return envelope.spread(await transport.transmit(job, self._gate))
+
+    async def _pinned(
+        self, transport: Transport, content: OutgoingEmail, envelope: Envelope, slot: str, key: str
+    ) -> Pinned:
+        """The bytes to send: what was pinned before, else rendered now and pinned. Verified either way."""
+        claimed, store = self._claimed, self._means.store
+        stored = None if claimed.number == 1 else await store.pinned(claimed.email_id, slot)
+        if stored is not None:
+            if self._means.guard.active and slot != MIME_SLOT:
+                await self._check_guarded(transport, content, envelope, key, stored)
+        elif claimed.pins is not None:
+            raise self._corrupt("the pinned request is gone")
+        else:
+            rendering, digest = await asyncio.to_thread(self._render, transport, content, envelope, key)
+            stored = await store.pin(
+                claimed.email_id,
+                slot,
+                body=rendering.body,
+                method=rendering.method,
+                url=rendering.url,
+                headers=rendering.headers,
+                digest=digest,
+            )
+        if await asyncio.to_thread(lambda: _rendering(stored).digest()) != stored.digest:
+            raise self._corrupt("the pinned request does not match its digest")
+        if claimed.pins is not None and claimed.pins.digest != stored.digest:
+            raise self._corrupt("the pinned request is not the one that was offered")
+        return stored
+
+    def _render(
+        self, transport: Transport, content: OutgoingEmail, envelope: Envelope, key: str
+    ) -> tuple[Rendering, bytes]:
+        claimed = self._claimed
+        mail = Mail(
+            str(claimed.email_id), claimed.key, claimed.account, claimed.message_id, claimed.created_at, content
+        )
+        rendering = transport.render(mail, envelope.recipients, key)
+        return rendering, rendering.digest()
+
+    async def _check_guarded(
+        self, transport: Transport, content: OutgoingEmail, envelope: Envelope, key: str, stored: Pinned
+    ) -> None:
+        """A request that was pinned before the environment's limits were set names people who must not be reached."""
+        _, digest = await asyncio.to_thread(self._render, transport, content, envelope, key)
+        if digest != stored.digest:
+            logger.error(
+                "mail was pinned for other recipients than redirect_all_to and allowed_domains let through: "
+                "email_id=%s; cancel it, or lift the limits",
+                self._claimed.email_id,
+            )
+            raise _CannotSend(GiveBack("pinned_unguarded", LONGEST_FAULT_DELAY))
+
+    def _corrupt(self, what: str) -> _CannotSend:
+        logger.error("%s: email_id=%s; nothing was sent", what, self._claimed.email_id)
+        return _CannotSend(GiveBack("pin_corrupt", LONGEST_FAULT_DELAY))
+
+
+def _invalid(ordinals: tuple[int, ...], error: InvalidEmail) -> AttemptResult:
+    """No try will ever make it valid: refused for everybody, by the name of the field."""
+    return same_for_all(ordinals, Refused(Reply(enhanced=f"invalid:{error.field}"[:100])))
+
+
+def _rendering(pinned: Pinned) -> Rendering:
+    return Rendering(pinned.body, pinned.method, pinned.url, pinned.headers)
+
+
+def _envelope_sender(content: OutgoingEmail) -> str:
+    if content.envelope_sender is None:
+        return content.sender.mailbox
+    return content.envelope_sender

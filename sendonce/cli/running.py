@@ -1,0 +1,97 @@
+"""Commands that do: ``migrate``, ``worker``, ``starter``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import psycopg
+import typer
+from sqlalchemy.exc import DBAPIError
+
+from sendonce import settings
+from sendonce.cli import logs
+from sendonce.cli.base import ConfigOption, JsonOption, app
+from sendonce.cli.output import print_json, progress
+
+if TYPE_CHECKING:
+    from sendonce.activities.transports.base import Transport
+
+logger = logging.getLogger(__name__)
+
+
+class LogLevel(StrEnum):
+    """The least that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="The least that is logged.")]
+
+
+@app.command()
+def migrate(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Bring the schema 'sendonce' up to this release. Safe to repeat, and from several places at once.
+
+    JSON: one object, before (null when there was no schema), after, changed.
+    """
+    # Alembic is loaded by this command only.
+    from sendonce.store.migrate import migrate as upgrade
+
+    url = settings.load(config, with_accounts=False).database_url
+    try:
+        with progress("migrating the schema, or waiting for another migration"):
+            before, after = upgrade(url)
+    except DBAPIError as error:
+        # The driver's own error: SQLAlchemy's would quote the statement.
+        raise (error.orig if isinstance(error.orig, psycopg.Error) else error) from None
+    if as_json:
+        print_json({"before": before, "after": after, "changed": before != after})
+    elif before == after:
+        print(f"The schema is at {after} already.")
+    else:
+        print(f"The schema went from {before or 'nothing'} to {after}.")
+
+
+@app.command()
+def worker(config: ConfigOption = None, log_level: LogLevelOption = LogLevel.INFO, as_json: JsonOption = False) -> None:
+    """Deliver mails until SIGTERM or SIGINT; then finish what is in flight, at most drain_seconds long.
+
+    Logs to standard error. JSON: the log on standard output, one object per record: at, level, logger, message, and
+    error where there was one.
+    """
+    from sendonce.worker import run_until_signal
+
+    logs.set_up(log_level.upper(), as_json)
+    found = settings.load(config)
+    transports = settings.build_transports(found)
+    _warn(found, transports)
+    asyncio.run(run_until_signal(settings.build_worker_config(found, transports)))
+
+
+@app.command()
+def starter(
+    config: ConfigOption = None, log_level: LogLevelOption = LogLevel.INFO, as_json: JsonOption = False
+) -> None:
+    """Start workflows for new mails until SIGTERM or SIGINT, and deliver none.
+
+    A worker does this too unless [worker] with_starter = false. With the workers' accounts in its settings it leaves
+    paused ones alone. Logs and JSON as for worker.
+    """
+    from sendonce.cli.starter_process import start_until_signal
+
+    logs.set_up(log_level.upper(), as_json)
+    found = settings.load(config)
+    transports = settings.build_transports(found) if found.accounts else {}
+    asyncio.run(start_until_signal(settings.build_worker_config(found, transports)))
+
+
+def _warn(found: settings.Settings, transports: Mapping[str, Transport]) -> None:
+    for warning in settings.warnings(found, transports):
+        logger.warning("%s: %s", found.source, warning)

@@ -1,0 +1,88 @@
+"""A process that starts workflows and delivers nothing: ``sendonce starter``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import TypeVar
+
+import sqlalchemy.exc
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from sendonce.activities.failures import client_options
+from sendonce.activities.leases import StoreHealth
+from sendonce.activities.upkeep import UPKEEP_SECONDS, forever
+from sendonce.starter import Starter, listen
+from sendonce.store import Store, open_pool
+from sendonce.store.migrate import check
+from sendonce.worker import LONGEST_BACK_OFF, WorkerConfig
+
+logger = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
+
+
+async def start_until_signal(config: WorkerConfig) -> None:
+    """Start workflows for new mails until SIGTERM or SIGINT. Comes up, and goes on, while a server is away.
+
+    Raises :class:`~sendonce.errors.StoreNotReady` when the schema is missing or older than this release.
+    """
+    serving = asyncio.create_task(_serve(config))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, serving.cancel)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        logger.info("stopped")
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _serve(config: WorkerConfig) -> None:
+    name = config.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    # A start that was made and not recorded does no harm: Temporal refuses the second. So a stop may cut anywhere.
+    async with AsyncExitStack() as closing:
+        for transport in config.transports.values():
+            closing.push_async_callback(transport.close)
+        await _reached("the store", lambda: asyncio.to_thread(check, config.database_url))
+        client = await _reached("Temporal", lambda: Client.connect(**{**config.temporal, **client_options()}))
+        pool = open_pool(config.database_url, name=name, max_size=config.pool_size)
+        closing.push_async_callback(pool.close)
+        await pool.open()
+        digests = {account: transport.settings_digest for account, transport in config.transports.items()}
+        store = Store(pool, digests)
+        starter = Starter(
+            store,
+            client,
+            config.served_lanes(),
+            actor=name,
+            prefix=config.task_queue_prefix,
+            poll_seconds=config.poll_seconds,
+            overdue_seconds=config.overdue_seconds,
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(starter.run(asyncio.Event()))
+            group.create_task(forever("heartbeat", UPKEEP_SECONDS, lambda: store.beat(name, "starter"), StoreHealth()))
+            if config.notify:
+                group.create_task(listen(config.database_url, starter.wake))
+            logger.info("ready: starter=%s lanes=%s", name, ",".join(lane.name for lane in config.served_lanes()))
+
+
+async def _reached(what: str, connect: Callable[[], Awaitable[_Found]]) -> _Found:
+    delay = 1.0
+    while True:
+        try:
+            return await connect()
+        except (sqlalchemy.exc.OperationalError, RuntimeError, RPCError) as error:
+            logger.warning("%s cannot be reached (%s); next try in %.0f s", what, type(error).__name__, delay)
+            await asyncio.sleep(delay)
+            delay = min(LONGEST_BACK_OFF, delay * 2)

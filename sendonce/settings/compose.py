@@ -1,0 +1,117 @@
+"""From settings to what runs: transports, the Temporal connection, start-up warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sendonce.errors import ConfigurationError
+from sendonce.policy import LanePolicy
+from sendonce.settings.model import Settings
+
+if TYPE_CHECKING:
+    from temporalio.envconfig import ClientConnectConfig
+
+    from sendonce.activities.transports.base import Transport
+    from sendonce.worker import WorkerConfig
+
+RFC_ANSWER_SECONDS = 600
+"""RFC 5321 4.5.3.2.6: how long a client waits for the reply to the final dot."""
+
+
+def build_transports(settings: Settings) -> dict[str, Transport]:
+    """One transport for each account; nothing is connected yet.
+
+    Raises :class:`~sendonce.errors.ConfigurationError` when there is no account, or a file of one cannot be read.
+    """
+    if not settings.accounts:
+        raise ConfigurationError(
+            f'{settings.source}: there is no account to send with; write [accounts.default] with transport = "smtp"'
+        )
+    built = {}
+    for name, account in settings.accounts.items():
+        try:
+            built[name] = account.build()
+        except OSError as error:
+            raise ConfigurationError(f"{settings.source}: [accounts.{name}] {error.strerror or error}") from None
+    return built
+
+
+def served_lanes(settings: Settings) -> dict[str, LanePolicy]:
+    """The lanes this process serves, in their order."""
+    wanted = settings.worker.lanes
+    return {name: lane for name, lane in settings.lanes.items() if not wanted or name in wanted}
+
+
+def temporal_connection(settings: Settings, environ: Mapping[str, str] | None = None) -> ClientConnectConfig:
+    """What ``Client.connect`` takes: the SDK's own environment configuration, with the file's address and namespace.
+
+    ``environ`` is the process's environment unless given. Raises ConfigurationError when the SDK's profile cannot be
+    read.
+    """
+    from temporalio.envconfig import ClientConfig
+
+    try:
+        found = ClientConfig.load_client_connect_config(settings.temporal.profile, override_env_vars=environ)
+    except RuntimeError as error:
+        # Only the first line: the others quote the file, which may hold an API key.
+        why = str(error).partition("\n")[0]
+        raise ConfigurationError(f"{settings.source}: [temporal] the SDK's own configuration: {why}") from None
+    found.setdefault("target_host", "localhost:7233")
+    if settings.temporal.address is not None:
+        found["target_host"] = settings.temporal.address
+    if settings.temporal.namespace is not None:
+        found["namespace"] = settings.temporal.namespace
+    return found
+
+
+def build_worker_config(settings: Settings, transports: Mapping[str, Transport]) -> WorkerConfig:
+    """What :func:`sendonce.worker.serve` takes. ``transports`` are those of :func:`build_transports`."""
+    from sendonce.worker import WorkerConfig
+
+    worker, starter, safety = settings.worker, settings.starter, settings.safety
+    return WorkerConfig(
+        database_url=settings.database_url,
+        transports=transports,
+        temporal=temporal_connection(settings),
+        lanes=settings.lanes,
+        served=worker.lanes,
+        task_queue_prefix=settings.temporal.task_queue_prefix,
+        pool_size=settings.store.pool_size,
+        lease_seconds=worker.lease_seconds,
+        renew_seconds=worker.renew_seconds,
+        hand_off_seconds=worker.hand_off_seconds,
+        drain_seconds=worker.drain_seconds,
+        with_starter=worker.with_starter,
+        poll_seconds=starter.poll_seconds,
+        notify=starter.notify,
+        overdue_seconds=starter.overdue_seconds,
+        window_margin=worker.window_margin_seconds,
+        breaker_mails=worker.breaker_mails,
+        redirect_all_to=safety.redirect_all_to,
+        allowed_domains=safety.allowed_domains,
+    )
+
+
+def warnings(settings: Settings, transports: Mapping[str, Transport]) -> list[str]:
+    """What can be started and is not what somebody wanted: sentences for the start-up log."""
+    found = []
+    smtp = [name for name, account in settings.accounts.items() if account.transport == "smtp"]
+    for name, lane in served_lanes(settings).items():
+        plain = lane.retry.warnings()
+        found += [f"[lanes.{name}.retry] {warning}" for warning in plain]
+        for account, transport in transports.items():
+            for warning in lane.retry.warnings(key_window=transport.key_window):
+                if warning not in plain:
+                    found.append(f"[lanes.{name}.retry] with account {account!r}: {warning}")
+        if smtp and lane.answer_seconds < RFC_ANSWER_SECONDS:
+            found.append(
+                f"[lanes.{name}] answer_seconds = {lane.answer_seconds:g} with account {smtp[0]!r} (SMTP): a mail is "
+                f"called unknown earlier, and a relay that takes longer may still have accepted it; RFC 5321 4.5.3.2.6 "
+                f"asks for {RFC_ANSWER_SECONDS} at the final dot"
+            )
+    if settings.safety.redirect_all_to is not None:
+        found.append("[safety] redirect_all_to is set: mail goes there instead of to its recipients")
+    if settings.safety.allowed_domains is not None:
+        found.append("[safety] allowed_domains is set: other recipients are not served")
+    return found

@@ -1,0 +1,206 @@
+"""From the file and the environment to :class:`~sendonce.settings.model.Settings`, or one error that says it all."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from sendonce.errors import ConfigurationError
+from sendonce.policy import DEFAULT_LANES, LanePolicy
+from sendonce.settings import transports
+from sendonce.settings.model import (
+    AccountSettings,
+    LaneSettings,
+    SafetySettings,
+    Settings,
+    StarterSettings,
+    StoreSettings,
+    TemporalSettings,
+    WorkerSettings,
+)
+from sendonce.settings.secrets import Secrets
+
+DEFAULT_FILE = "sendonce.toml"
+ENVIRONMENT = {
+    "SENDONCE_DATABASE_URL": ("store", "database_url"),
+    "SENDONCE_TEMPORAL_ADDRESS": ("temporal", "address"),
+    "SENDONCE_TEMPORAL_NAMESPACE": ("temporal", "namespace"),
+    "SENDONCE_TASK_QUEUE_PREFIX": ("temporal", "task_queue_prefix"),
+    "SENDONCE_REDIRECT_ALL_TO": ("safety", "redirect_all_to"),
+    "SENDONCE_ALLOWED_DOMAINS": ("safety", "allowed_domains"),
+}
+"""Variables that win over the file. An empty one counts as unset; domains are separated by commas."""
+
+_SECTIONS = ("store", "temporal", "worker", "starter", "safety", "lanes", "accounts")
+_NAME = re.compile(r"[a-z0-9_-]{1,50}")
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def load(path: Path | None = None, environ: Mapping[str, str] | None = None, *, with_accounts: bool = True) -> Settings:
+    """Read the settings. ``environ`` is the process's environment unless given.
+
+    ``with_accounts=False`` leaves ``[accounts]`` unread, for commands that send nothing: they need no secrets.
+    Raises :class:`~sendonce.errors.ConfigurationError` naming the file, the key and what to write instead.
+    """
+    environ = os.environ if environ is None else environ
+    file = _file(path, environ)
+    return _Loader(file, environ).settings(with_accounts)
+
+
+def _file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+    if path is not None:
+        return path
+    if environ.get("SENDONCE_CONFIG"):
+        return Path(environ["SENDONCE_CONFIG"])
+    default = Path(DEFAULT_FILE)
+    return default if default.is_file() else None
+
+
+class _Loader:
+    def __init__(self, file: Path | None, environ: Mapping[str, str]) -> None:
+        self._source = str(file) if file else "environment"
+        self._variables: dict[tuple[str, str], str] = {}
+        self._tables = self._read(file) if file else {}
+        for name in self._tables:
+            if name not in _SECTIONS:
+                raise self._error(f"unknown section [{name}]{_closest(name, _SECTIONS)}")
+        self._secrets = Secrets(file.parent if file else Path(), environ)
+        self._override(environ)
+
+    def settings(self, with_accounts: bool) -> Settings:
+        lanes = self._lanes(self._table("lanes"))
+        settings = Settings(
+            source=self._source,
+            store=self._section("store", StoreSettings),
+            temporal=self._section("temporal", TemporalSettings),
+            worker=self._section("worker", WorkerSettings),
+            starter=self._section("starter", StarterSettings),
+            safety=self._section("safety", SafetySettings),
+            lanes=lanes,
+            accounts=self._accounts(self._table("accounts")) if with_accounts else {},
+        )
+        for lane in settings.worker.lanes:
+            if lane not in lanes:
+                raise self._error(f"[worker] lanes: there is no lane {lane!r}{_closest(lane, tuple(lanes))}")
+        return settings
+
+    def _read(self, file: Path) -> dict[str, Any]:
+        try:
+            return tomllib.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise self._error(f"cannot be read: {error.strerror}; give another file with --config") from None
+        except UnicodeDecodeError:
+            raise self._error("is not UTF-8 text; save it as UTF-8") from None
+        except tomllib.TOMLDecodeError as error:
+            raise self._error(f"is not valid TOML: {error}") from None
+
+    def _override(self, environ: Mapping[str, str]) -> None:
+        for variable, (section, key) in ENVIRONMENT.items():
+            value = environ.get(variable, "")
+            if not value:
+                continue
+            table = dict(self._table(section))
+            for spelling in (key, f"{key}_env", f"{key}_file"):
+                table.pop(spelling, None)
+            table[key] = value.split(",") if key == "allowed_domains" else value
+            self._tables[section] = table
+            self._variables[section, key] = variable
+
+    def _table(self, section: str) -> dict[str, Any]:
+        table = self._tables.get(section, {})
+        if not isinstance(table, dict):
+            raise self._error(f"{section} must be a table; write [{section}] and its keys below")
+        return table
+
+    def _section(self, name: str, model: type[_Model]) -> _Model:
+        return self._validated(model, self._table(name), name)
+
+    def _lanes(self, tables: dict[str, Any]) -> dict[str, LanePolicy]:
+        lanes = dict(DEFAULT_LANES)
+        for name, table in tables.items():
+            self._check_name("lanes", name)
+            base = lanes.get(name) or replace(lanes["default"], name=name)
+            changes = self._validated(LaneSettings, table, f"lanes.{name}")
+            try:
+                lanes[name] = changes.over(base)
+            except ConfigurationError as error:
+                raise self._error(f"[lanes.{name}] {error}") from None
+        return lanes
+
+    def _accounts(self, tables: dict[str, Any]) -> dict[str, AccountSettings]:
+        accounts = {}
+        for name, table in tables.items():
+            self._check_name("accounts", name)
+            where = f"accounts.{name}"
+            if not isinstance(table, dict) or not isinstance(table.get("transport"), str):
+                raise self._error(f'[{where}] transport is missing; write transport = "smtp" or "http"')
+            try:
+                factory, model = transports.find(table["transport"])
+            except ConfigurationError as error:
+                raise self._error(f"[{where}] transport: {error}") from None
+            rest = {
+                key: None if value is False and _may_be_unset(model, key) else value
+                for key, value in table.items()
+                if key != "transport"
+            }
+            accounts[name] = AccountSettings(name, table["transport"], self._validated(model, rest, where), factory)
+        return accounts
+
+    def _check_name(self, section: str, name: str) -> None:
+        if not _NAME.fullmatch(name):
+            raise self._error(f"[{section}.{name}] is no name; use 1 to 50 of lower-case letters, digits, '_' and '-'")
+
+    def _validated(self, model: type[_Model], table: object, where: str) -> _Model:
+        if not isinstance(table, dict):
+            raise self._error(f"{where} must be a table; write [{where}] and its keys below")
+        try:
+            return model.model_validate(self._secrets.resolved(model, table))
+        except ConfigurationError as error:
+            raise self._error(f"[{where}] {error}") from None
+        except ValidationError as error:
+            # Without the inputs: they may be secrets. The chain is cut for the same reason.
+            found = error.errors(include_url=False, include_context=False, include_input=False)
+            problems = (self._problem(model, where, e["loc"], e["type"], e["msg"]) for e in found)
+            raise self._error("; ".join(problems)) from None
+
+    def _problem(self, model: type[BaseModel], where: str, loc: tuple[int | str, ...], kind: str, message: str) -> str:
+        key = ".".join(str(part) for part in loc)
+        if kind == "extra_forbidden":
+            return f"[{where}] unknown key {key!r}{_closest(str(loc[-1]), _keys(model, loc[:-1]))}"
+        if kind == "missing":
+            return f"[{where}] {key} is missing"
+        message = message.removeprefix("Value error, ").removeprefix("Input ")
+        variable = self._variables.get((where, key))
+        return f"{variable or f'[{where}] {key}'.rstrip()}: {message}"
+
+    def _error(self, message: str) -> ConfigurationError:
+        return ConfigurationError(f"{self._source}: {message}")
+
+
+def _may_be_unset(model: type[BaseModel], key: str) -> bool:
+    kinds = get_args(model.model_fields[key].annotation) if key in model.model_fields else ()
+    return type(None) in kinds and bool not in kinds
+
+
+def _keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    for part in loc:
+        annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return ()
+        model = annotation
+    return tuple(model.model_fields)
+
+
+def _closest(word: str, known: tuple[str, ...]) -> str:
+    close = [name for name in known if name.startswith(word)] or difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known are {', '.join(known)}" if known else ""

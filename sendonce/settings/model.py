@@ -1,0 +1,242 @@
+"""The sections of ``sendonce.toml``, every key with its unit, bounds and default. Unknown keys are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from sendonce.errors import InvalidEmail
+from sendonce.message import Address
+from sendonce.policy import LanePolicy, RetryPolicy, UnknownPolicy
+
+if TYPE_CHECKING:
+    from sendonce.activities.transports.base import Transport
+
+
+def longest_renewal(lease_seconds: float) -> float:
+    """The longest ``renew_seconds`` for a lease: one renewal may be missed and an attempt still has time to begin.
+
+    An attempt must have begun 5 seconds before its lease ends, a quarter of it for very short leases.
+    """
+    return (lease_seconds - min(5.0, lease_seconds / 4)) / 2
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
+
+
+class StoreSettings(_Section):
+    """``[store]``: the PostgreSQL database."""
+
+    database_url: SecretStr = SecretStr("postgresql://")
+    """What libpq takes: ``postgresql://user:password@host/name`` or ``host=… dbname=…``. Default: libpq's variables."""
+    pool_size: int = Field(default=10, ge=2, le=200)
+    """Connections of one worker process, besides one for leases and one that listens. 2 to 200, default 10."""
+
+    @field_validator("database_url")
+    @classmethod
+    def _libpq(cls, value: SecretStr) -> SecretStr:
+        try:
+            conninfo_to_dict(value.get_secret_value())
+        except psycopg.ProgrammingError:
+            # The driver's message quotes parts of what it read, possibly the password.
+            raise ValueError(
+                "is nothing that libpq can read; write postgresql://user:password@host:5432/name, with special "
+                "characters of the password percent-encoded and without a driver name such as +psycopg"
+            ) from None
+        return value
+
+
+class TemporalSettings(_Section):
+    """``[temporal]``: where the workflows run. TLS and API keys are the SDK's own configuration."""
+
+    profile: str | None = None
+    """Profile of the SDK's environment configuration. Default: ``TEMPORAL_PROFILE``, else ``default``."""
+    address: str | None = Field(default=None, pattern=r"^[^\s/]+:\d{1,5}$")
+    """``host:port``; wins over the SDK's configuration. Default: that, else ``localhost:7233``."""
+    namespace: str | None = Field(default=None, min_length=1, max_length=255)
+    """Wins over the SDK's configuration. Default: that, else ``default``."""
+    task_queue_prefix: str = Field(default="sendonce", pattern=r"^[A-Za-z0-9_.-]{1,50}$")
+    """Task queues are called ``<prefix>-<lane>``: one prefix per installation in a namespace."""
+
+
+class WorkerSettings(_Section):
+    """``[worker]``: one worker process."""
+
+    lease_seconds: float = Field(default=20.0, ge=5, le=600)
+    """How long a claim stands without renewal. A mail of a process that died waits that long. Nothing is offered in
+    the last 5 seconds of it (the last quarter, if that is less). 5 to 600, default 20."""
+    renew_seconds: float = Field(default=5.0, ge=0.25, le=300)
+    """Between two renewals; at most half of what those seconds leave of the lease, so that one may be missed.
+    Default: 5, or that half."""
+    hand_off_seconds: float = Field(default=2.0, ge=0.1, le=8)
+    """A transmission that takes longer goes on outside the workflow's task, which ends at 10 s. 0.1 to 8, default 2."""
+    drain_seconds: float = Field(default=30.0, ge=0, le=3600)
+    """How long a stopping process waits for answers before it cuts what is left. Give the supervisor longer than
+    this before it kills. 0 to 3600, default 30."""
+    window_margin_seconds: float = Field(default=300.0, ge=0, le=86400)
+    """An unanswered mail is not replayed so shortly before the provider forgets its key. 0 to 86400, default 300."""
+    breaker_mails: int = Field(default=10, ge=1, le=1000)
+    """After failures of so many different mails in a row, the account is paused as an outage. 1 to 1000, default 10."""
+    lanes: tuple[str, ...] = Field(default=(), strict=False)
+    """The lanes this process serves. Default: all."""
+    with_starter: bool = True
+    """Start workflows from this process too. Turn off where ``sendonce starter`` runs."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renew_follows_lease(cls, data: Any) -> Any:
+        lease = data.get("lease_seconds") if isinstance(data, dict) else None
+        if isinstance(lease, (int, float)) and "renew_seconds" not in data:
+            return {**data, "renew_seconds": min(5.0, max(0.25, longest_renewal(lease)))}
+        return data
+
+    @model_validator(mode="after")
+    def _renew_twice(self) -> WorkerSettings:
+        longest = longest_renewal(self.lease_seconds)
+        if self.renew_seconds > longest:
+            raise ValueError(
+                f"renew_seconds = {self.renew_seconds:g} is too long for lease_seconds = {self.lease_seconds:g}; "
+                f"write at most {longest:g}, or leave it out"
+            )
+        return self
+
+
+class StarterSettings(_Section):
+    """``[starter]``: who starts workflows for new rows."""
+
+    poll_seconds: float = Field(default=1.0, ge=0.05, le=60)
+    """Between two looks at the store when no notification comes. This is the guarantee. 0.05 to 60, default 1."""
+    overdue_seconds: float = Field(default=60.0, ge=1, le=3600)
+    """A due mail whose workflow has shown no sign of life for so long is started again. 1 to 3600, default 60."""
+    notify: bool = True
+    """Listen for PostgreSQL notifications. Turn off behind a pooler that breaks LISTEN (transaction pooling)."""
+
+
+class SafetySettings(_Section):
+    """``[safety]``: for every environment that must not write to real people."""
+
+    redirect_all_to: str | None = Field(default=None, repr=False)
+    """A mailbox that gets the mail of everybody outside ``allowed_domains``; of everybody, if that is not set."""
+    allowed_domains: tuple[str, ...] | None = Field(default=None, strict=False)
+    """The only recipient domains that are served, without their subdomains. Others are refused, or redirected.
+    Default: all; an empty list is none."""
+
+    @field_validator("redirect_all_to")
+    @classmethod
+    def _mailbox(cls, value: str | None) -> str | None:
+        try:
+            return None if value is None else Address(email=value).mailbox
+        except InvalidEmail as error:
+            raise ValueError(f"is no e-mail address: {error.reason}") from None
+
+    @field_validator("allowed_domains")
+    @classmethod
+    def _domains(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        try:
+            return (
+                None
+                if value is None
+                else tuple(Address(email=f"x@{domain.strip()}").mailbox.partition("@")[2] for domain in value)
+            )
+        except InvalidEmail as error:
+            raise ValueError(f"holds what is no domain: {error.reason}; write example.org, without @") from None
+
+
+class RetrySettings(_Section):
+    """``[lanes.<name>.retry]``: what to change of the lane's :class:`~sendonce.policy.RetryPolicy`; bounds as there.
+
+    ``delays`` replaces an exponential policy, and ``base``, ``factor`` or ``cap`` replace a list of delays.
+    """
+
+    delays: tuple[float, ...] | None = Field(default=None, strict=False)
+    """Seconds after the first, second … attempt; the last one repeats."""
+    base: float | None = None
+    """Seconds after the first attempt."""
+    factor: float | None = None
+    """Each delay is that many times the one before."""
+    cap: float | None = None
+    """Seconds; no delay is longer."""
+    jitter: float | None = None
+    """The largest fraction by which a delay is lengthened at random."""
+    max_attempts: int | None = None
+    """Counted attempts after which the mail is dead."""
+    max_age: float | None = None
+    """Seconds after the first attempt beyond which no try is made."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> RetrySettings:
+        if self.delays is not None and self.model_fields_set & {"base", "factor", "cap"}:
+            raise ValueError("give either delays, or base, factor and cap: together they never act")
+        return self
+
+    def over(self, policy: RetryPolicy) -> RetryPolicy:
+        """The policy with these changes. Raises ConfigurationError when a value is out of bounds."""
+        changes = self.model_dump(exclude_none=True)
+        if changes.keys() & {"base", "factor", "cap"}:
+            changes["delays"] = ()
+        return replace(policy, **changes)
+
+
+class LaneSettings(_Section):
+    """``[lanes.<name>]``: what to change of a lane; bounds and defaults as in :class:`~sendonce.policy.LanePolicy`.
+
+    A lane of another name than ``critical``, ``default`` and ``bulk`` starts from ``default``.
+    """
+
+    retry: RetrySettings = RetrySettings()
+    """When a deferred mail is tried again, and when it is given up."""
+    unknown: UnknownPolicy | None = None
+    """What happens to an unanswered mail that cannot be replayed: ``hold`` or ``resend``."""
+    unknown_days: float | None = None
+    """Days after which an unsettled unknown is closed."""
+    answer_seconds: float | None = None
+    """How long an answer is awaited. RFC 5321 4.5.3.2.6 asks for 600 at the final dot."""
+    places: int | None = None
+    """Transmissions at once per account and process."""
+
+    def over(self, lane: LanePolicy) -> LanePolicy:
+        """The lane with these changes. Raises ConfigurationError when a value is out of bounds."""
+        return replace(lane, retry=self.retry.over(lane.retry), **self.model_dump(exclude={"retry"}, exclude_none=True))
+
+
+@dataclass(frozen=True, slots=True)
+class AccountSettings:
+    """``[accounts.<name>]``: ``transport`` (``smtp``, ``http``, or a registered one), and that transport's settings."""
+
+    name: str
+    transport: str
+    options: BaseModel
+    factory: type[Any] = field(repr=False)
+
+    def build(self) -> Transport:
+        """The configured transport; nothing is connected yet."""
+        transport: Transport = self.factory(self.options)
+        return transport
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything an entry point needs to know."""
+
+    source: str
+    """The file's name, or ``environment`` when there was none: the beginning of every error."""
+    store: StoreSettings
+    temporal: TemporalSettings
+    worker: WorkerSettings
+    starter: StarterSettings
+    safety: SafetySettings
+    lanes: dict[str, LanePolicy]
+    """All lanes, the default ones first, in the order in which they are served."""
+    accounts: dict[str, AccountSettings]
+
+    @property
+    def database_url(self) -> str:
+        """For libpq; holds the password."""
+        return self.store.database_url.get_secret_value()

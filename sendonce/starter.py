@@ -1,0 +1,297 @@
+"""Starts one workflow per mail, and finds the workflows that have vanished. The store says which; a claim is the proof.
+
+A start that fails, is lost, or is made twice does no harm: the id is the mail's key, and Temporal refuses the second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+import psycopg
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError
+
+from sendonce.activities.failures import where
+from sendonce.policy import LanePolicy
+from sendonce.stages import FINAL
+from sendonce.store import Store
+from sendonce.store.intake import Enqueued
+from sendonce.store.records import Startable
+from sendonce.workflows.delivery import EmailDelivery
+from sendonce.workflows.port import WAKE_SIGNAL, WORKFLOW_NAME, Sent, Ticket, Wake, task_queue
+
+logger = logging.getLogger(__name__)
+
+TASK_TIMEOUT = timedelta(seconds=10)
+"""After this long another worker takes over from one that died; a longer hand-off would be a heartbeat each time."""
+
+RPC_TIMEOUT = timedelta(seconds=10)
+STARTS_AT_ONCE = 20
+"""Start calls in flight per lane. A burst inside Temporal costs more than the same rows waiting in the store."""
+
+BUSY_POLL = 0.1
+"""Seconds between two looks at the store while rows are being found: places fall free without any notification."""
+
+SHORTEST_POLL = 0.02
+"""Seconds. However many notifications come, the store is not asked more often."""
+
+LONGEST_BACK_OFF = 30.0
+"""Seconds between two tries while Temporal is away."""
+
+RESTARTS_PER_SECOND = 20
+OVERDUE_EVERY = 5.0
+
+
+async def start_delivery(
+    client: Client, ticket: Ticket, *, prefix: str, wake: bool = False
+) -> WorkflowHandle[EmailDelivery, Sent]:
+    """Start the mail's workflow; with ``wake``, poke it if it runs already.
+
+    Raises ``WorkflowAlreadyStartedError`` when it runs (without ``wake``) or has completed, RPCError when Temporal
+    cannot be reached.
+    """
+    # Eager: a worker on this client runs the first step at once, without going through the task queue.
+    signal = {"start_signal": WAKE_SIGNAL, "start_signal_args": [Wake()]} if wake else {"request_eager_start": True}
+    return await client.start_workflow(
+        EmailDelivery.run,
+        ticket,
+        id=ticket.workflow_id,
+        task_queue=task_queue(prefix, ticket.lane),
+        # Completed means sent: a workflow that did not end so may be started anew, and one that did may not.
+        id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
+        task_timeout=TASK_TIMEOUT,
+        rpc_timeout=RPC_TIMEOUT,
+        **signal,
+    )
+
+
+async def start_now(
+    client: Client, enqueued: Enqueued, *, task_queue_prefix: str = "sendonce", raise_errors: bool = False
+) -> bool:
+    """Start a mail's workflow right after the commit, instead of waiting for the starter. Optional.
+
+    Call it after the *outermost* commit: a workflow that finds no row ends. ``client`` is best connected with
+    :func:`sendonce.activities.failures.client_options`. True when the workflow was started or was there already;
+    False when it could not be started, which the starter makes good. Nothing is raised unless ``raise_errors``.
+    """
+    if enqueued.stage is None or enqueued.stage in FINAL:
+        return False
+    ticket = Ticket(str(enqueued.id), enqueued.key, enqueued.lane, enqueued.account)
+    try:
+        await start_delivery(client, ticket, prefix=task_queue_prefix)
+    except WorkflowAlreadyStartedError:
+        return True
+    except Exception as error:
+        if raise_errors:
+            raise
+        logger.warning("not started, the starter will: workflow_id=%s %s", ticket.workflow_id, where(error))
+        return False
+    return True
+
+
+class Starter:
+    """One loop per lane for new rows, one for vanished workflows."""
+
+    def __init__(
+        self,
+        store: Store,
+        client: Client,
+        lanes: Sequence[LanePolicy],
+        *,
+        actor: str,
+        prefix: str = "sendonce",
+        poll_seconds: float = 1.0,
+        overdue_seconds: float = 60.0,
+        full_accounts: Callable[[str], Sequence[str]] = lambda _: (),
+    ) -> None:
+        """``poll_seconds`` is the longest time until a committed row is seen without a notification.
+
+        ``overdue_seconds``: a due mail whose workflow has shown no sign of life for so long is started again.
+        ``full_accounts`` names a lane's accounts that this process can take no more mails of.
+        """
+        self._store = store
+        self._client = client
+        self._lanes = list(lanes)
+        self._actor = actor
+        self._prefix = prefix
+        self._poll_seconds = poll_seconds
+        self._overdue_seconds = overdue_seconds
+        self._full_accounts = full_accounts
+        self._wakes: Mapping[str, asyncio.Event] = {lane.name: asyncio.Event() for lane in lanes}
+        self._back_off = 0.0
+        self._resume_at = 0.0
+
+    def wake(self) -> None:
+        """There may be new rows."""
+        for event in self._wakes.values():
+            event.set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Start workflows until ``stop``; then let the calls that are in flight end."""
+        async with asyncio.TaskGroup() as group:
+            # In the order of the lanes: the first is asked for first.
+            for lane in self._lanes:
+                group.create_task(self._serve(lane, stop))
+            for lane in self._lanes:
+                group.create_task(self._heal(lane, stop))
+            await stop.wait()
+            self.wake()
+
+    async def _serve(self, lane: LanePolicy, stop: asyncio.Event) -> None:
+        calls: set[asyncio.Task[None]] = set()
+        found_at = -1.0
+        while not stop.is_set():
+            # Cleared before the look: what is committed after it sets it again.
+            self._wakes[lane.name].clear()
+            try:
+                if await self._start_due(lane, calls, stop):
+                    found_at = time.monotonic()
+            except psycopg.OperationalError as error:
+                logger.warning("lane %s: the store cannot be reached (%s)", lane.name, type(error).__name__)
+            except Exception as error:
+                logger.error("lane %s: %s", lane.name, where(error))
+            busy = time.monotonic() - found_at < 1.0
+            await _pause(stop, SHORTEST_POLL)
+            await _wait(self._wakes[lane.name], min(BUSY_POLL, self._poll_seconds) if busy else self._poll_seconds)
+            await _pause(stop, self._resume_at - time.monotonic())
+        if calls:
+            await asyncio.wait(calls)
+
+    async def _start_due(self, lane: LanePolicy, calls: set[asyncio.Task[None]], stop: asyncio.Event) -> bool:
+        """Start what is due; True when there was something."""
+        found = False
+        while not stop.is_set():
+            # While Temporal is away one row is enough to find out that it is back.
+            free = (1 if self._back_off else STARTS_AT_ONCE) - len(calls)
+            if free <= 0:
+                await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            rows = await self._store.unstarted(
+                lane.name, limit=free, ceiling=lane.places, accounts_full=self._full_accounts(lane.name)
+            )
+            for row in rows:
+                task = asyncio.create_task(self._start(lane, row))
+                calls.add(task)
+                task.add_done_callback(calls.discard)
+            found = found or bool(rows)
+            if len(rows) < free or self._back_off:
+                break
+        return found
+
+    async def _start(self, lane: LanePolicy, row: Startable, *, again: bool = False) -> None:
+        """Start one mail's workflow; ``again`` pokes one that runs after all."""
+        ticket = Ticket(str(row.email_id), row.key, row.lane, row.account)
+        try:
+            try:
+                await start_delivery(self._client, ticket, prefix=self._prefix, wake=again)
+            except WorkflowAlreadyStartedError:
+                await self._look_at(lane, row, ticket)
+        except psycopg.OperationalError as error:
+            # The stamp stands: the mail is overdue in a minute.
+            logger.warning("email_id=%s: the store cannot be reached (%s)", row.email_id, type(error).__name__)
+        except Exception as error:
+            self._away(ticket, error)
+            await self._unstamp(row)
+        else:
+            self._back_off = 0.0
+
+    async def _look_at(self, lane: LanePolicy, row: Startable, ticket: Ticket) -> None:
+        """ "Already started" proves nothing: see what is there."""
+        found = await self._client.get_workflow_handle(ticket.workflow_id).describe(rpc_timeout=RPC_TIMEOUT)
+        if found.workflow_type != WORKFLOW_NAME:
+            logger.error("another workflow has the id %s: the mail is held", ticket.workflow_id)
+            await self._store.hold(row.email_id, "workflow_id_taken", actor=self._actor)
+        elif found.status is WorkflowExecutionStatus.COMPLETED:
+            handle = self._client.get_workflow_handle(found.id, run_id=found.run_id, result_type=Sent)
+            sent = await handle.result(rpc_timeout=RPC_TIMEOUT)
+            if sent.email_id == ticket.email_id:
+                # It was sent, and the store has forgotten: restored, or failed over with a loss.
+                await self._store.record_completed_run(row.email_id, lane=lane, actor=self._actor)
+            else:
+                logger.error("another mail was sent under the key %s: this one is held", row.key)
+                await self._store.hold(row.email_id, "key_sent_before", actor=self._actor)
+        elif found.status is not WorkflowExecutionStatus.RUNNING:
+            # It has ended in between; the next look starts it.
+            await self._unstamp(row)
+
+    async def _unstamp(self, row: Startable) -> None:
+        try:
+            await self._store.unstamp([row.email_id])
+        except psycopg.OperationalError:
+            logger.warning("email_id=%s: the store cannot be reached, the start will be overdue", row.email_id)
+
+    def _away(self, ticket: Ticket, error: Exception) -> None:
+        reason = error.status.name if isinstance(error, RPCError) else where(error)
+        if not self._back_off:
+            logger.warning("not started: workflow_id=%s %s; trying on", ticket.workflow_id, reason)
+        now = time.monotonic()
+        if now >= self._resume_at:
+            self._back_off = min(LONGEST_BACK_OFF, self._back_off * 2 or 0.5)
+            self._resume_at = now + self._back_off
+
+    async def _heal(self, lane: LanePolicy, stop: asyncio.Event) -> None:
+        """Start again, or poke, what is due while its workflow shows no sign of life."""
+        every = min(OVERDUE_EVERY, self._overdue_seconds)
+        while not stop.is_set():
+            try:
+                rows = await self._store.overdue(
+                    lane.name, limit=int(RESTARTS_PER_SECOND * every) or 1, after_seconds=self._overdue_seconds
+                )
+                for row in rows:
+                    await self._start(lane, row, again=True)
+                    await _pause(stop, 1 / RESTARTS_PER_SECOND)
+                    if stop.is_set() or self._back_off:
+                        break
+            except psycopg.OperationalError as error:
+                logger.warning("lane %s: the store cannot be reached (%s)", lane.name, type(error).__name__)
+            except Exception as error:
+                logger.error("lane %s: %s", lane.name, where(error))
+            await _pause(stop, every)
+
+
+async def listen(database_url: str, wake: Callable[[], None]) -> None:
+    """Call ``wake`` on every notification, and after each connect; until cancelled.
+
+    Only a hint: the starter polls all the same, because a dead connection may go unnoticed for a while.
+    """
+    delay = 1.0
+    while True:
+        try:
+            connection = await psycopg.AsyncConnection.connect(
+                database_url,
+                autocommit=True,
+                application_name="sendonce listen",
+                connect_timeout=5,
+                keepalives_idle=10,
+                keepalives_interval=5,
+                keepalives_count=3,
+                tcp_user_timeout=30_000,
+            )
+            async with connection:
+                await connection.execute("LISTEN sendonce")
+                delay = 1.0
+                # What was committed while nobody listened.
+                wake()
+                async for _ in connection.notifies():
+                    wake()
+        except Exception as error:
+            logger.warning("not listening (%s), polling; next try in %.0f s", type(error).__name__, delay)
+        await asyncio.sleep(delay)
+        delay = min(LONGEST_BACK_OFF, delay * 2)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), max(0.0, seconds))
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    if seconds > 0:
+        await _wait(stop, seconds)

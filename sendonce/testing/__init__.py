@@ -1,0 +1,1 @@
+"""Servers that play mail providers on loopback, well-behaved or not: for ``sendonce up``, the demo and tests."""

@@ -1,0 +1,81 @@
+"""What all commands share: usage errors, the settings file, masks."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sendonce.cli.output import cell, mask, mask_addresses
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Run
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("--version").out == f"sendonce {version('sendonce')}\n"
+    result = run("--help")
+    assert result.code == 0
+    out = result.out
+    assert [name for name in ("migrate", "list", "show", "alarms", "worker", "starter") if name not in out] == []
+    assert "Exit codes: 0 done" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("lst",), "No such command"),
+        (("list", "--stage", "sending"), "--stage"),
+        (("list", "--limit", "0"), "--limit"),
+        (("show",), "Missing argument"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(run: Run, arguments: tuple[str, ...], words: str) -> None:
+    result = run(*arguments, TERM="dumb", COLUMNS="200")
+    assert (result.code, result.out) == (2, "")
+    assert words in result.err
+
+
+def test_wrong_settings_are_exit_code_2_and_one_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "sendonce.toml").write_text("[worker]\nlease = 3\n", encoding="utf-8")
+    result = run("list")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "sendonce: sendonce.toml: [worker] unknown key 'lease'; did you mean 'lease_seconds'?\n"
+
+
+def test_the_settings_file_is_named_by_option_or_variable(run: Run, tmp_path: Path) -> None:
+    for arguments, variables in ((("--config", "elsewhere.toml"), {}), ((), {"SENDONCE_CONFIG": "elsewhere.toml"})):
+        result = run("alarms", *arguments, **variables)
+        assert result.code == 2
+        assert result.err.startswith("sendonce: elsewhere.toml: cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("mailbox", "masked"),
+    [
+        ("ann@example.org", "a***@e***.org"),
+        ("ann@mail.example.co.uk", "a***@m***.uk"),
+        ('"a b@c"@example.org', '"***@e***.org'),
+        ("ann@localhost", "a***@l***"),
+        ("ann@[127.0.0.1]", "a***@[***"),
+        ("@", "***@***"),
+    ],
+)
+def test_a_mask_shows_first_letters_and_the_top_level_domain(mailbox: str, masked: str) -> None:
+    assert mask(mailbox) == masked
+
+
+def test_addresses_within_text_are_masked() -> None:
+    text = "moved by <ann@example.org>, (bob@mail.example.com) and dora@[10.0.0.1]"
+    assert mask_addresses(text) == "moved by <a***@e***.org>, (b***@m***.com) and d***@[***"
+    assert mask_addresses("w1 at host-7, sent") == "w1 at host-7, sent"
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.text())
+def test_no_text_prints_a_control_character(text: str) -> None:
+    assert all(c.isprintable() or c == "\n" for c in cell(text))

@@ -1,0 +1,227 @@
+"""``migrate``, ``worker`` and ``starter`` as processes of their own, against real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from sendonce.embedded import EmbeddedTemporal
+from sendonce.store.migrate import _LOCK, head
+from sendonce.testing.smtp_server import SmtpEvent, SmtpServer, SmtpSession
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Run
+
+PATIENCE = 60  # seconds in which a process on a busy machine comes up
+PERSONAL = ("ann.lee", "Parcel for Ann", "horse-battery")
+
+Launch = Callable[..., Awaitable[Process]]
+
+
+@pytest.fixture
+async def launch(tmp_path: Path, sendonce: Path) -> AsyncIterator[Launch]:
+    """Start ``sendonce`` with these arguments; killed at the end of the test if it still runs."""
+    started: list[Process] = []
+
+    async def launch(*arguments: str, **variables: str) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            sendonce, *arguments, stdout=PIPE, stderr=PIPE, cwd=tmp_path, env=os.environ | variables
+        )
+        started.append(process)
+        return process
+
+    yield launch
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def log_until(process: Process, words: str) -> list[dict[str, Any]]:
+    """The log records up to the first whose message holds ``words``."""
+    assert process.stdout is not None
+    records: list[dict[str, Any]] = []
+    async with asyncio.timeout(PATIENCE):
+        async for line in process.stdout:
+            records.append(json.loads(line))
+            if words in records[-1]["message"]:
+                return records
+    raise AssertionError(f"ended without saying {words!r}: {records}")
+
+
+async def stop(process: Process) -> tuple[int | None, str, str]:
+    """SIGTERM; the exit code and what it still wrote."""
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(PATIENCE):
+        out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+def enqueue(url: str, key: str) -> None:
+    message = {
+        "key": key,
+        "sender": "shop@example.org",
+        "to": ["ann.lee@example.org"],
+        "subject": "Parcel for Ann",
+        "text": "On its way.",
+    }
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT sendonce.enqueue(%s)", [json.dumps(message)])
+
+
+# migrate ----------------------------------------------------------------------------------------------------------
+
+
+def test_migrate_goes_up_once_and_says_so(run: Run, empty_database_url: str) -> None:
+    first = run("migrate", "--json", SENDONCE_DATABASE_URL=empty_database_url)
+    assert first.code == 0, first.err
+    assert first.objects == [{"before": None, "after": head(), "changed": True}]
+    again = run("migrate", "--json", SENDONCE_DATABASE_URL=empty_database_url)
+    assert again.objects == [{"before": head(), "after": head(), "changed": False}]
+    assert run("migrate", SENDONCE_DATABASE_URL=empty_database_url).out == f"The schema is at {head()} already.\n"
+
+
+async def test_a_command_that_waits_says_what_it_waits_for(launch: Launch, database_url: str) -> None:
+    async with await psycopg.AsyncConnection.connect(database_url) as holder:
+        await holder.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        process = await launch("migrate", SENDONCE_DATABASE_URL=database_url)
+        assert process.stderr is not None
+        async with asyncio.timeout(PATIENCE):
+            line = await process.stderr.readline()
+        assert line == b"sendonce: migrating the schema, or waiting for another migration ...\n"
+        assert process.returncode is None
+    async with asyncio.timeout(PATIENCE):
+        await process.communicate()
+    assert process.returncode == 0
+
+
+# worker -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def configured(tmp_path: Path, database_url: str, temporal: EmbeddedTemporal) -> Callable[[int], str]:
+    """Write a settings file for a relay at this port; returns the task queue prefix, which no other test uses."""
+
+    def configure(port: int) -> str:
+        prefix = f"t{uuid4().hex}"
+        text = f"""
+            [store]
+            database_url = "{database_url}"
+            [temporal]
+            address = "{temporal.target}"
+            namespace = "{temporal.namespace}"
+            task_queue_prefix = "{prefix}"
+            [lanes.default]
+            answer_seconds = 60
+            [accounts.default]
+            transport = "smtp"
+            host = "127.0.0.1"
+            port = {port}
+            tls = "none"
+            username = "shop"
+            password_env = "RELAY_PASSWORD"
+        """
+        (tmp_path / "sendonce.toml").write_text(text, encoding="utf-8")
+        return prefix
+
+    return configure
+
+
+async def test_a_worker_delivers_a_row_and_ends_in_order(
+    launch: Launch, run: Run, configured: Callable[[int], str], database_url: str
+) -> None:
+    key = f"order-{uuid4()}"
+    delivered = asyncio.Event()
+
+    async def on_event(event: SmtpEvent, session: SmtpSession) -> None:
+        if event == "replied":
+            delivered.set()
+
+    async with SmtpServer(credentials={"shop": "horse-battery"}, on_event=on_event) as relay:
+        configured(relay.port)
+        enqueue(database_url, key)
+        process = await launch("worker", "--json", RELAY_PASSWORD="horse-battery")
+        records = await log_until(process, "ready: ")
+        async with asyncio.timeout(PATIENCE):
+            await delivered.wait()
+        code, out, err = await stop(process)
+        assert len(relay.mailbox.mails()) == 1
+    assert code == 0, err
+    records += [json.loads(line) for line in out.splitlines()]
+    assert all(r.keys() - {"error"} == {"at", "level", "logger", "message"} for r in records)
+    warned = [r["message"] for r in records if r["level"] == "warning"]
+    assert [w for w in warned if w.startswith("sendonce.toml: [lanes.default] answer_seconds = 60 with account")]
+    log = json.dumps(records) + err
+    assert [word for word in PERSONAL if word in log] == []
+    shown = await asyncio.to_thread(run, "show", key, "--json")
+    assert shown.objects[0]["stage"] == "sent"
+
+
+async def test_a_starter_starts_workflows_and_delivers_nothing(
+    launch: Launch, configured: Callable[[int], str], database_url: str, temporal_client: Client
+) -> None:
+    key = f"order-{uuid4()}"
+    async with SmtpServer() as relay:
+        prefix = configured(relay.port)
+        process = await launch("starter", "--json", RELAY_PASSWORD="horse-battery")
+        await log_until(process, "ready: ")
+        enqueue(database_url, key)
+        handle = temporal_client.get_workflow_handle(key)
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    found = await handle.describe()
+                    break
+                except RPCError as error:
+                    if error.status is not RPCStatusCode.NOT_FOUND:
+                        raise
+                    await asyncio.sleep(0.05)
+        assert found.status is WorkflowExecutionStatus.RUNNING
+        assert found.task_queue == f"{prefix}-default"
+        code, out, err = await stop(process)
+        assert relay.sessions == []
+    await handle.terminate()
+    assert (code, err) == (0, "")
+    assert json.loads(out.splitlines()[-1])["message"] == "stopped"
+
+
+@pytest.mark.parametrize("command", ["worker", "starter"])
+async def test_a_process_waits_for_a_store_that_is_away_and_can_be_stopped(
+    launch: Launch, configured: Callable[[int], str], free_port: int, command: str
+) -> None:
+    configured(1)
+    away = f"postgresql://shop:horse-battery@127.0.0.1:{free_port}/shop"
+    process = await launch(command, "--json", SENDONCE_DATABASE_URL=away, RELAY_PASSWORD="horse-battery")
+    records = await log_until(process, "the store cannot be reached")
+    code, out, err = await stop(process)
+    assert code == 0, err
+    assert "horse-battery" not in json.dumps(records) + out + err
+
+
+@pytest.mark.parametrize("command", ["worker", "starter"])
+def test_a_process_without_the_schema_ends_with_exit_code_3(
+    run: Run, configured: Callable[[int], str], empty_database_url: str, command: str
+) -> None:
+    configured(1)
+    result = run(command, SENDONCE_DATABASE_URL=empty_database_url, RELAY_PASSWORD="horse-battery")
+    assert result.code == 3
+    assert "run 'sendonce migrate'" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_worker_without_an_account_ends_with_exit_code_2(run: Run) -> None:
+    result = run("worker", "--json")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("sendonce: environment: there is no account to send with; write [accounts.default]")

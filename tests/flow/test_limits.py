@@ -1,0 +1,231 @@
+"""What keeps mails, accounts and environments apart: places, pauses, redirects, a mail that takes processes down."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from sendonce.activities.transports.base import Gate, Job, Rendering
+from sendonce.errors import InvalidEmail
+from sendonce.outcome import Accepted, AccountFault, AttemptResult, NotOffered, Outcome, Reply, same_for_all
+from sendonce.policy import LanePolicy
+from sendonce.starter import start_delivery
+from sendonce.workflows.port import Ticket, Wake
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.flow.conftest import Flow, Relay, Step
+
+ACCEPTED = Accepted(Reply(250, "2.0.0"), "Q1")
+
+
+def answer(outcome: Outcome, *, offer: bool = True) -> Step:
+    async def step(job: Job, gate: Gate) -> AttemptResult:
+        ordinals = tuple(r.ordinal for r in job.recipients)
+        if offer:
+            await gate.begin(ordinals)
+            gate.offered()
+        return same_for_all(ordinals, outcome)
+
+    return step
+
+
+class Stall:
+    """Answers nobody until the test says so."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def __call__(self, job: Job, gate: Gate) -> AttemptResult:
+        ordinals = tuple(r.ordinal for r in job.recipients)
+        await gate.begin(ordinals)
+        gate.offered()
+        await self.go.wait()
+        return same_for_all(ordinals, ACCEPTED)
+
+
+async def test_a_stalled_account_keeps_its_places_and_nobody_elses(flow: Flow, relay: type[Relay]) -> None:
+    stall = Stall()
+    quick, stuck = relay(), relay(stall)
+    lanes = {"default": LanePolicy("default", places=2)}
+    async with flow.worker(quick, stuck, lanes=lanes, hand_off_seconds=0.2):
+        slow = [await flow.enqueue(f"slow{n}", account="other") for n in range(5)]
+        await flow.rows_until("SELECT 1 FROM sendonce.email WHERE stage = 'transmitting' OFFSET 1")
+        fast = [await flow.enqueue(f"fast{n}") for n in range(5)]
+        for key in fast:
+            await flow.until_stage(key, "sent", seconds=10)
+        assert stuck.at_once == 2
+        stall.go.set()
+        for key in slow:
+            await flow.until_stage(key, "sent")
+    assert stuck.most_at_once == 2
+
+
+async def test_a_mail_that_finds_no_place_is_not_claimed_and_asks_again(flow: Flow, relay: type[Relay]) -> None:
+    stall = Stall()
+    lanes = {"default": LanePolicy("default", places=1)}
+    async with flow.worker(relay(stall), lanes=lanes, hand_off_seconds=0.2, with_starter=False):
+        keys = [await flow.enqueue(f"{n}") for n in range(2)]
+        for key in keys:
+            await start_delivery(flow.client, Ticket(str(flow.ids[key]), key, "default"), prefix=flow.prefix)
+            await flow.until_event(key, "timer_started")
+        waiting = await flow.email(keys[1])
+        assert (waiting["stage"], waiting["claims"]) == ("pending", 0)
+        assert waiting["seen_at"] is not None
+        stall.go.set()
+        await flow.until_stage(keys[0], "sent")
+        await flow.handle(keys[1]).signal("wake", Wake())
+        await flow.until_stage(keys[1], "sent")
+
+
+async def test_an_account_at_fault_pauses_until_its_probe_works(flow: Flow, relay: type[Relay]) -> None:
+    transport = relay(answer(AccountFault(Reply(535, "5.7.8", "bad credentials")), offer=False), answer(ACCEPTED))
+    await flow.own_clock()
+    async with flow.worker(transport):
+        first = await flow.enqueue("first")
+        paused = await flow.rows_until("SELECT pause_why FROM sendonce.account WHERE paused_at IS NOT NULL")
+        assert paused == [{"pause_why": "535 5.7.8"}]
+        second = await flow.enqueue("second")
+        # Past the pause of the uncounted attempt, before the probe: the workflow asks, and is told to wait.
+        await flow.advance(10)
+        await flow.until_event(first, "timer_started")
+        await flow.handle(first).signal("wake", Wake())
+        assert (await flow.email(second))["started_at"] is None
+        await flow.advance(10)
+        await flow.handle(first).signal("wake", Wake())
+        assert (await flow.until_stage(first, "sent"))["attempts"] == 1
+        await flow.until_stage(second, "sent")
+    assert len(transport.jobs) == 3
+    assert "account_paused" in await flow.alarms()
+    assert await flow.rows("SELECT 1 AS ended FROM sendonce.alarm WHERE closes IS NOT NULL") == [{"ended": 1}]
+
+
+async def test_an_outage_pauses_the_account_after_several_mails(flow: Flow, relay: type[Relay]) -> None:
+    transport = relay(answer(NotOffered(Reply(0, "connect")), offer=False))
+    async with flow.worker(transport, breaker_mails=3):
+        keys = [await flow.enqueue(f"{n}", retry={"delays": [600]}) for n in range(3)]
+        await flow.rows_until("SELECT 1 FROM sendonce.account WHERE pause_why = '0 outage'")
+    assert [len(await flow.attempts(key)) for key in keys] == [1, 1, 1]
+
+
+async def test_one_mail_alone_does_not_pause_its_account(flow: Flow, relay: type[Relay]) -> None:
+    down = answer(NotOffered(Reply(0, "connect")), offer=False)
+    async with flow.worker(relay(down, down, down, down, answer(ACCEPTED)), breaker_mails=3):
+        key = await flow.enqueue()
+        assert (await flow.until_stage(key, "sent"))["attempts"] == 5
+    assert await flow.rows("SELECT * FROM sendonce.account") == []
+
+
+async def test_an_unknown_account_alarms_and_waits(flow: Flow, relay: type[Relay]) -> None:
+    async with flow.worker(relay()):
+        key = await flow.enqueue(account="elsewhere")
+        found = await flow.rows_until("SELECT account, pause_why FROM sendonce.account")
+        await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'not_configured'")
+    assert found == [{"account": "elsewhere", "pause_why": "0 not_configured"}]
+    assert (await flow.email(key))["attempts"] == 0
+
+
+async def test_a_redirect_reaches_nobody_else(flow: Flow, relay: type[Relay]) -> None:
+    transport = relay()
+    async with flow.worker(transport, redirect_all_to="qa@test.example", allowed_domains=("staff.example",)):
+        key = await flow.enqueue(to=["ann@example.org", "bob@staff.example"], bcc=["eve@example.net"])
+        await flow.until_stage(key, "sent")
+    assert [[r.mailbox for r in job.recipients] for job in transport.jobs] == [["qa@test.example", "bob@staff.example"]]
+    stages = await flow.rows("SELECT stage FROM sendonce.recipient ORDER BY ordinal")
+    assert [r["stage"] for r in stages] == ["accepted"] * 3
+
+
+async def test_without_a_redirect_strangers_are_refused_unoffered(flow: Flow, relay: type[Relay]) -> None:
+    transport = relay()
+    async with flow.worker(transport, allowed_domains=("staff.example",)):
+        mixed = await flow.enqueue("mixed", to=["ann@example.org", "bob@staff.example"])
+        strangers = await flow.enqueue("strangers")
+        assert (await flow.until_stage(mixed, "sent"))["partial"]
+        assert (await flow.until_stage(strangers, "failed"))["last_enhanced"] == "not_allowed"
+    assert [[r.mailbox for r in job.recipients] for job in transport.jobs] == [["bob@staff.example"]]
+
+
+async def test_what_can_never_be_rendered_fails_by_its_field(flow: Flow, relay: type[Relay]) -> None:
+    class Picky(relay):  # type: ignore[misc,valid-type]
+        def render(self, *_: object) -> Rendering:
+            raise InvalidEmail("attachments", "this provider takes none")
+
+    async with flow.worker(Picky()):
+        key = await flow.enqueue()
+        assert (await flow.until_stage(key, "failed"))["last_enhanced"] == "invalid:attachments"
+
+
+async def test_a_fault_in_rendering_costs_no_attempt(flow: Flow, relay: type[Relay]) -> None:
+    class Broken(relay):  # type: ignore[misc,valid-type]
+        def render(self, *_: object) -> Rendering:
+            raise KeyError("name")
+
+    async with flow.worker(Broken()):
+        key = await flow.enqueue()
+        await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'fault' AND NOT counted")
+        found = await flow.until_stage(key, "pending")
+    assert found["attempts"] == 0
+    waits = await flow.rows(
+        "SELECT next_attempt_at > sendonce.clock() + interval '5 seconds' AS later FROM sendonce.email"
+    )
+    assert waits == [{"later": True}]
+
+
+async def test_what_was_pinned_is_sent_or_nothing(flow: Flow, relay: type[Relay]) -> None:
+    transport = relay(answer(NotOffered(Reply(421, "4.3.2"))), answer(ACCEPTED))
+    async with flow.worker(transport):
+        key = await flow.enqueue(retry={"delays": [2]})
+        await flow.rows_until("SELECT 1 FROM sendonce.email WHERE attempts = 1")
+        await flow.rows("UPDATE sendonce.pinned SET body = body || 'x'::bytea")
+        await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'pin_corrupt' AND NOT counted")
+    assert len(transport.jobs) == 1
+    assert (await flow.email(key))["stage"] == "pending"
+
+
+async def test_a_process_that_was_stopped_after_begin_offers_nothing(flow: Flow, relay: type[Relay]) -> None:
+    async def stopped(job: Job, gate: Gate) -> AttemptResult:
+        await gate.begin(tuple(r.ordinal for r in job.recipients))
+        # The whole process stands still, longer than its lease allows; others may have called the mail silent.
+        time.sleep(1.6)  # noqa: ASYNC251
+        gate.offered()
+        raise AssertionError("the gate let a late offer pass")
+
+    transport = relay(stopped, answer(ACCEPTED))
+    async with flow.worker(transport, lease_seconds=2.0, renew_seconds=0.5):
+        key = await flow.enqueue()
+        assert (await flow.until_stage(key, "sent"))["attempts"] == 1
+    assert [a["answers"]["0"]["kind"] for a in await flow.attempts(key)] == ["not_offered", "accepted"]
+
+
+async def test_a_mail_that_took_down_two_processes_is_tried_alone(flow: Flow, relay: type[Relay]) -> None:
+    stall = Stall()
+    quick, stuck = relay(), relay(stall)
+    suspect = await flow.enqueue("suspect", send_after="2001-01-01T00:00:00+00:00")
+    await flow.rows(
+        "UPDATE sendonce.email SET lapses = 2, claimed_at = sendonce.clock(), started_at = sendonce.clock()"
+    )
+    async with flow.worker(quick, stuck, hand_off_seconds=0.2):
+        other = await flow.enqueue("other", account="other")
+        await flow.until_stage(other, "transmitting")
+        ticket = Ticket(str(flow.ids[suspect]), suspect, "default")
+        await start_delivery(flow.client, ticket, prefix=flow.prefix)
+        await flow.until_event(suspect, "timer_started")
+        assert await flow.attempts(suspect) == []
+        stall.go.set()
+        await flow.until_stage(other, "sent")
+        await flow.until_stage(suspect, "sent")
+
+
+async def test_alarms_are_logged_with_ids_and_codes(
+    flow: Flow, relay: type[Relay], caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = relay(answer(AccountFault(Reply(535, "5.7.8", "bad credentials of ann")), offer=False))
+    async with flow.worker(transport):
+        await flow.enqueue()
+        await flow.rows_until("SELECT 1 FROM sendonce.alarm WHERE delivered_at IS NOT NULL")
+    alarms = [r.getMessage() for r in caplog.records if r.name == "sendonce.alarms"]
+    assert len(alarms) == 1
+    assert "kind=account_paused account=default" in alarms[0]
+    assert "detail=535 5.7.8" in alarms[0]

@@ -1,0 +1,235 @@
+"""The store or Temporal goes away, or the process ends, at the worst moment: nothing is lost, nothing goes twice."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from temporalio.client import Client
+
+from sendonce import embedded
+from sendonce.activities.failures import client_options
+from sendonce.activities.transports.base import Gate, Job
+from sendonce.embedded import EmbeddedTemporal
+from sendonce.outcome import Accepted, AttemptResult, Deferred, Reply, same_for_all
+from sendonce.worker import serve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.flow.conftest import Flow, Relay
+
+ACCEPTED = Accepted(Reply(250, "2.0.0"), "Q1")
+
+
+class Provider:
+    """Takes the mail, tells the test, and answers when told to."""
+
+    def __init__(self, *, offer: bool = True) -> None:
+        self.offer = offer
+        self.there, self.go, self.cut = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, job: Job, gate: Gate) -> AttemptResult:
+        ordinals = tuple(r.ordinal for r in job.recipients)
+        if self.offer:
+            await gate.begin(ordinals)
+            gate.offered()
+        self.there.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cut.set()
+            raise
+        if not self.offer:
+            await gate.begin(ordinals)
+            gate.offered()
+        return same_for_all(ordinals, ACCEPTED)
+
+
+async def deferred(job: Job, gate: Gate) -> AttemptResult:
+    ordinals = tuple(r.ordinal for r in job.recipients)
+    await gate.begin(ordinals)
+    gate.offered()
+    return same_for_all(ordinals, Deferred(Reply(451, "4.7.1")))
+
+
+async def accepted(job: Job, gate: Gate) -> AttemptResult:
+    ordinals = tuple(r.ordinal for r in job.recipients)
+    await gate.begin(ordinals)
+    gate.offered()
+    return same_for_all(ordinals, ACCEPTED)
+
+
+async def test_an_outcome_that_could_not_be_recorded_survives_its_process(flow: Flow, relay: type[Relay]) -> None:
+    provider = Provider()
+    transport = relay(provider)
+    async with AsyncExitStack() as down:
+        async with flow.worker(transport, drain_seconds=0.1):
+            key = await flow.enqueue()
+            await provider.there.wait()
+            await down.enter_async_context(flow.store_away())
+            provider.go.set()
+            # The outcome is in the history once the attempt is answered: then a timer runs.
+            await flow.until_event(key, "timer_started")
+        await down.aclose()
+        async with flow.worker(relay(Provider())) as second:
+            found = await flow.until_stage(key, "sent")
+            assert not second.task.done()
+    assert found["attempts"] == 1
+    assert len(transport.jobs) == 1
+    assert [a["answers"]["0"]["code"] for a in await flow.attempts(key)] == [250]
+
+
+async def test_an_outcome_is_recorded_once_the_store_is_back(flow: Flow, relay: type[Relay]) -> None:
+    provider = Provider()
+    transport = relay(provider)
+    async with flow.worker(transport, hand_off_seconds=0.2):
+        key = await flow.enqueue()
+        await flow.until_event(key, "timer_started")
+        async with flow.store_away():
+            provider.go.set()
+            await flow.until_event(key, "workflow_execution_signaled")
+        await flow.until_stage(key, "sent")
+        await flow.handle(key).result()
+    assert len(transport.jobs) == 1
+
+
+async def test_an_attempt_stops_before_its_lease_can_lapse(flow: Flow, relay: type[Relay]) -> None:
+    provider = Provider(offer=False)
+    transport = relay(provider)
+    async with flow.worker(transport, lease_seconds=2.0, renew_seconds=0.5):
+        key = await flow.enqueue()
+        await provider.there.wait()
+        async with flow.store_away():
+            await asyncio.wait_for(provider.cut.wait(), 2.0)
+        provider.go.set()
+        await flow.until_stage(key, "sent")
+    attempts = await flow.attempts(key)
+    assert len(attempts) == len(transport.jobs)
+    # The store was away: the mail is not blamed.
+    assert (await flow.email(key))["lapses"] == 0
+    assert [a["counted"] for a in attempts] == [False] * (len(attempts) - 1) + [True]
+
+
+async def test_a_lease_is_kept_while_the_attempt_runs(flow: Flow, relay: type[Relay]) -> None:
+    provider = Provider(offer=False)
+    transport = relay(provider)
+    async with flow.worker(transport, lease_seconds=2.0, renew_seconds=0.2):
+        key = await flow.enqueue()
+        await provider.there.wait()
+        first = (await flow.email(key))["lease_until"]
+        # Renewed beyond two leases: without renewals it would have been cut.
+        await flow.rows_until(
+            "SELECT 1 FROM sendonce.email WHERE id = %s AND lease_until > %s + interval '4 seconds'",
+            [flow.ids[key], first],
+        )
+        assert not provider.cut.is_set()
+        provider.go.set()
+        await flow.until_stage(key, "sent")
+    assert len(transport.jobs) == 1
+
+
+async def test_an_attempt_whose_lease_was_revoked_is_stopped(flow: Flow, relay: type[Relay]) -> None:
+    provider = Provider(offer=False)
+    async with flow.worker(relay(provider), renew_seconds=0.2):
+        key = await flow.enqueue()
+        await provider.there.wait()
+        await flow.handle(key).cancel()
+        await asyncio.wait_for(provider.cut.wait(), 10)
+        await flow.until_stage(key, "cancelled")
+
+
+async def test_stopping_gives_back_what_has_not_begun(flow: Flow, relay: type[Relay]) -> None:
+    provider = Provider(offer=False)
+    async with flow.worker(relay(provider)) as running:
+        key = await flow.enqueue()
+        await provider.there.wait()
+        running.stop.set()
+        await running.task
+    assert (await flow.email(key))["stage"] == "pending"
+    assert [(a["counted"], a["ended_why"]) for a in await flow.attempts(key)] == [(False, "shutdown")]
+
+
+async def test_stopping_waits_for_the_answer_to_an_offer(flow: Flow, relay: type[Relay]) -> None:
+    provider = Provider()
+    async with flow.worker(relay(provider), hand_off_seconds=0.2, drain_seconds=30.0) as running:
+        key = await flow.enqueue()
+        await provider.there.wait()
+        running.stop.set()
+        await flow.until_event(key, "timer_started")
+        provider.go.set()
+        await asyncio.wait_for(running.task, 10)
+    assert (await flow.email(key))["stage"] == "sent"
+
+
+async def test_an_offer_that_is_cut_is_recorded_as_unanswered(flow: Flow, relay: type[Relay]) -> None:
+    provider = Provider()
+    async with flow.worker(relay(provider), hand_off_seconds=0.2, drain_seconds=0.2) as running:
+        key = await flow.enqueue()
+        await provider.there.wait()
+        running.stop.set()
+        await asyncio.wait_for(running.task, 15)
+    assert provider.cut.is_set()
+    assert (await flow.email(key))["stage"] == "unknown"
+    assert (await flow.attempts(key))[0]["answers"]["0"]["kind"] == "unanswered"
+
+
+async def test_mail_waits_while_temporal_is_away(
+    flow: Flow, relay: type[Relay], temporal: EmbeddedTemporal, tmp_path: Path
+) -> None:
+    server = await asyncio.to_thread(EmbeddedTemporal.start, tmp_path / "temporal")
+    try:
+        flow.client = await Client.connect(server.target, **client_options())
+        transport = relay()
+        async with flow.worker(transport):
+            first = await flow.enqueue("first")
+            await flow.until_stage(first, "sent")
+            await asyncio.to_thread(server.kill)
+            second = await flow.enqueue("second")
+            # The start fails, and the row waits for a starter again.
+            await flow.rows_until("SELECT 1 FROM sendonce.email WHERE stage = 'pending' AND started_at IS NULL")
+            await asyncio.to_thread(server.restart)
+            await flow.until_stage(second, "sent", seconds=60)
+        assert len(transport.jobs) == 2
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def test_a_worker_comes_up_before_the_store_and_temporal(flow: Flow, relay: type[Relay]) -> None:
+    port = embedded.free_port()
+    stop, ready = asyncio.Event(), asyncio.Event()
+    config = flow.config(relay(), temporal={"target_host": f"127.0.0.1:{port}"})
+    server: EmbeddedTemporal | None = None
+    async with flow.store_away():
+        task = asyncio.create_task(serve(config, stop, ready=ready.set))
+    try:
+        await flow.rows_until("SELECT 1 FROM sendonce.process")
+        assert not ready.is_set()
+        server = await asyncio.to_thread(lambda: EmbeddedTemporal.start(port=port))
+        await asyncio.wait_for(ready.wait(), 30)
+        key = await flow.enqueue()
+        await flow.until_stage(key, "sent")
+    finally:
+        stop.set()
+        await task
+        if server is not None:
+            await asyncio.to_thread(server.stop)
+
+
+async def test_a_mail_that_temporal_has_forgotten_is_started_again(
+    flow: Flow, relay: type[Relay], tmp_path: Path
+) -> None:
+    server = await asyncio.to_thread(EmbeddedTemporal.start, tmp_path / "temporal")
+    try:
+        flow.client = await Client.connect(server.target, **client_options())
+        transport = relay(deferred, accepted)
+        async with flow.worker(transport, overdue_seconds=0.5):
+            key = await flow.enqueue(retry={"delays": [2]})
+            await flow.until_event(key, "timer_started")
+            await asyncio.to_thread(server.wipe)
+            await flow.until_stage(key, "sent")
+            await flow.handle(key).result()
+        assert len(transport.jobs) == 2
+    finally:
+        await asyncio.to_thread(server.stop)

@@ -1,0 +1,371 @@
+"""What every transport must do, whatever it speaks: the same cases against each real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sendonce.activities.transports.base import Fenced, Job, StoreAway, Transport
+from sendonce.activities.transports.http import GatewaySettings, GatewayTransport
+from sendonce.activities.transports.smtp import SmtpSettings, SmtpTransport
+from sendonce.message import OutgoingEmail
+from sendonce.outcome import Accepted, AccountFault, Deferred, NotOffered, Refused, Unanswered
+from sendonce.testing import http_misbehaviour, smtp_misbehaviour
+from sendonce.testing.attempt import RecordingGate, make_job
+from sendonce.testing.certificate import Certificate
+from sendonce.testing.http_gateway import HttpGateway
+from sendonce.testing.http_misbehaviour import HttpAct
+from sendonce.testing.mailbox import Mailbox
+from sendonce.testing.script import Rule
+from sendonce.testing.smtp_misbehaviour import SmtpAct
+from sendonce.testing.smtp_server import SmtpServer
+
+NASTY = b"caf\xe9 \xd3\xca\x00\x07 \xed\xa0\x80"
+
+
+def mail(key: str = "order-1") -> OutgoingEmail:
+    return OutgoingEmail(
+        key=key, sender="shop@example.org", to=["ann@example.org", "bob@example.org"], subject="Hello", text="Hi.\n"
+    )
+
+
+class Provider(ABC):
+    """A server, and a transport that is set up for it."""
+
+    mailbox: Mailbox
+    transport: Transport
+    accepted: asyncio.Event
+    """Set when a mail has been stored and its answer is not written."""
+
+    async def note(self, name: str, _: object) -> None:
+        """The server's hook."""
+        if name in ("dot", "accepted"):
+            self.accepted.set()
+
+    @abstractmethod
+    def transport_to(self, port: int) -> Transport: ...
+
+    @abstractmethod
+    def script(self, what: str, until: asyncio.Event | None = None) -> None: ...
+
+    @abstractmethod
+    def behave(self) -> None: ...
+
+    @abstractmethod
+    def offered(self) -> bool:
+        """True when the server has seen what can lead to acceptance."""
+
+    @abstractmethod
+    async def idle(self) -> None: ...
+
+    def job(self, key: str = "order-1", answer_seconds: float = 20.0) -> Job:
+        return make_job(self.transport, mail(key), answer_seconds=answer_seconds)
+
+    def copies(self, key: str = "order-1") -> int:
+        return self.mailbox.copies("ann@example.org", message_id=f"<{key}@sendonce.test>")
+
+
+class Smtp(Provider):
+    def __init__(self, server: SmtpServer, certificate: Certificate) -> None:
+        self.server, self.mailbox, self.ca = server, server.mailbox, certificate.file
+        self.transport = self.transport_to(server.port)
+        self.accepted = asyncio.Event()
+        server.on_event = self.note
+
+    def transport_to(self, port: int) -> Transport:
+        return SmtpTransport(SmtpSettings(host="127.0.0.1", port=port, tls="starttls", ca_file=self.ca))
+
+    def script(self, what: str, until: asyncio.Event | None = None) -> None:
+        m = smtp_misbehaviour
+        rules: dict[str, Callable[[], Rule[SmtpAct]]] = {
+            "refuse": lambda: m.refuse_message(554),
+            "defer": lambda: m.refuse_message(451, "4.3.0 later"),
+            "account fault": lambda: m.answer("mail", 530, "5.7.0 log in first"),
+            "lose answer": m.cut_after_dot,
+            "no answer": m.silent_after_dot,
+            "late answer": lambda: m.late_reply(until or asyncio.Event(), times=1),
+            "nasty refusal": lambda: m.answer_raw("dot", b"550 5.1.1 " + NASTY + b"\r\n"),
+            "huge answer": lambda: Rule("dot", SmtpAct(b"250 " + b"x" * 300_000 + b"\r\n", store=True)),
+        }
+        self.server.script.add(rules[what]())
+
+    def behave(self) -> None:
+        self.server.script.clear()
+
+    def offered(self) -> bool:
+        return self.dots > 0
+
+    @property
+    def dots(self) -> int:
+        return next(self.server.ids) - 1
+
+    async def idle(self) -> None:
+        await self.server.idle()
+
+
+class Gateway(Provider):
+    def __init__(self, server: HttpGateway, certificate: Certificate) -> None:
+        self.server, self.mailbox, self.ca = server, server.mailbox, certificate.file
+        self.transport = self.transport_to(server.port)
+        self.accepted = asyncio.Event()
+        server.on_event = self.note
+
+    def transport_to(self, port: int) -> Transport:
+        return GatewayTransport(GatewaySettings(url=f"https://127.0.0.1:{port}/emails", ca_file=self.ca))
+
+    def script(self, what: str, until: asyncio.Event | None = None) -> None:
+        m = http_misbehaviour
+        rules: dict[str, Callable[[], Rule[HttpAct]]] = {
+            "refuse": lambda: m.answer(422, "validation_error"),
+            "defer": m.too_many_requests,
+            "account fault": m.unauthorised,
+            "lose answer": m.lose_answer,
+            "no answer": m.silent_after_accepting,
+            "late answer": lambda: m.late_answer(until or asyncio.Event(), times=1),
+            "nasty refusal": lambda: m.answer(422, body=NASTY),
+            "huge answer": lambda: m.answer(200, at="accepted", body=b'{"pad": "' + b"x" * 300_000 + b'", "id": "1"}'),
+        }
+        self.server.script.add(rules[what]())
+
+    def behave(self) -> None:
+        self.server.script.clear()
+
+    def offered(self) -> bool:
+        return bool(self.server.requests)
+
+    async def idle(self) -> None:
+        await self.server.idle()
+
+
+@pytest.fixture(params=["smtp", "gateway"])
+async def provider(request: pytest.FixtureRequest, certificate: Certificate) -> AsyncIterator[Provider]:
+    made: Provider
+    if request.param == "smtp":
+        async with SmtpServer(tls=certificate.context) as smtp:
+            made = Smtp(smtp, certificate)
+            yield made
+            await made.transport.close()
+    else:
+        async with HttpGateway(tls=certificate.context) as gateway:
+            made = Gateway(gateway, certificate)
+            yield made
+            await made.transport.close()
+
+
+async def test_accepted_once_and_the_id_is_kept(provider: Provider) -> None:
+    gate = RecordingGate()
+    result = await provider.transport.transmit(provider.job(), gate)
+    [stored] = provider.mailbox.mails()
+    assert stored.recipients == ("ann@example.org", "bob@example.org")
+    assert set(result.outcomes) == {0, 1}
+    for outcome in result.outcomes.values():
+        assert isinstance(outcome, Accepted)
+        assert outcome.provider_id == stored.provider_id != ""
+        assert not outcome.replayed
+    assert gate.offers == 1
+
+
+@pytest.mark.parametrize(("what", "kind"), [("refuse", Refused), ("defer", Deferred), ("account fault", AccountFault)])
+async def test_refusals_are_classified_and_leave_nothing_behind(provider: Provider, what: str, kind: type) -> None:
+    provider.script(what)
+    result = await provider.transport.transmit(provider.job(), RecordingGate())
+    assert [type(outcome) for outcome in result.outcomes.values()] == [kind, kind]
+    assert provider.mailbox.mails() == []
+
+
+async def test_a_refused_connection_is_not_offered(provider: Provider, closed_port: int) -> None:
+    gate = RecordingGate()
+    transport = provider.transport_to(closed_port)
+    job = make_job(transport, mail())
+    result = await transport.transmit(job, gate)
+    await transport.close()
+    assert all(isinstance(outcome, NotOffered) and outcome.counted for outcome in result.outcomes.values())
+    assert len(result.outcomes) == 2
+    assert gate.begun == []
+
+
+async def test_a_connection_that_is_cut_before_the_offer_is_not_offered(provider: Provider) -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    gate = RecordingGate()
+    listener = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    transport = provider.transport_to(listener.sockets[0].getsockname()[1])
+    result = await transport.transmit(make_job(transport, mail()), gate)
+    listener.close()
+    await transport.close()
+    assert all(isinstance(outcome, NotOffered) and outcome.counted for outcome in result.outcomes.values())
+    assert gate.begun == []
+
+
+async def test_a_lost_answer_is_unanswered_and_one_copy(provider: Provider) -> None:
+    provider.script("lose answer")
+    result = await provider.transport.transmit(provider.job(), RecordingGate())
+    assert [type(outcome) for outcome in result.outcomes.values()] == [Unanswered, Unanswered]
+    assert provider.copies() == 1
+
+
+async def test_silence_is_unanswered_when_the_answer_timer_ends(provider: Provider) -> None:
+    provider.script("no answer")
+    result = await provider.transport.transmit(provider.job(answer_seconds=1.0), RecordingGate())
+    assert [type(outcome) for outcome in result.outcomes.values()] == [Unanswered, Unanswered]
+    assert provider.copies() == 1
+    await provider.idle()
+
+
+@pytest.mark.parametrize("error", [Fenced(), StoreAway()])
+async def test_when_begin_is_refused_nothing_is_offered(provider: Provider, error: Exception) -> None:
+    with pytest.raises(type(error)):
+        await provider.transport.transmit(provider.job(), RecordingGate(refuse=error))
+    await provider.idle()
+    assert not provider.offered()
+    assert provider.mailbox.mails() == []
+
+
+async def test_when_the_offer_comes_too_late_nothing_is_offered(provider: Provider) -> None:
+    gate = RecordingGate(too_late=True)
+    with pytest.raises(Fenced):
+        await provider.transport.transmit(provider.job(), gate)
+    await provider.idle()
+    assert len(gate.begun) == 1
+    assert not provider.offered()
+    assert provider.mailbox.mails() == []
+
+
+async def test_begin_comes_once_and_before_the_offer(provider: Provider) -> None:
+    seen: list[tuple[bool, int]] = []
+
+    async def look() -> None:
+        seen.append((provider.offered(), len(provider.mailbox.mails())))
+
+    gate = RecordingGate(on_begin=look)
+    await provider.transport.transmit(provider.job(), gate)
+    assert gate.begun == [(0, 1)]
+    assert seen == [(False, 0)]
+
+
+async def test_only_the_envelope_is_offered_with_its_own_ordinals(provider: Provider) -> None:
+    gate = RecordingGate()
+    job = make_job(provider.transport, mail(), ordinals=(1,))
+    result = await provider.transport.transmit(job, gate)
+    assert gate.begun == [(1,)]
+    assert set(result.outcomes) == {1}
+    assert [stored.recipients for stored in provider.mailbox.mails()] == [("bob@example.org",)]
+
+
+async def test_cancelled_in_begin_the_connection_closes_and_nothing_is_offered(provider: Provider) -> None:
+    begun = asyncio.Event()
+
+    async def hold() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(provider.transport.transmit(provider.job(), RecordingGate(on_begin=hold)))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await provider.idle()
+    assert not provider.offered()
+
+
+async def test_cancelled_after_the_offer_the_next_mail_gets_its_own_answer(provider: Provider) -> None:
+    release = asyncio.Event()
+    provider.script("late answer", release)
+    task = asyncio.create_task(provider.transport.transmit(provider.job("order-1"), RecordingGate()))
+    await provider.accepted.wait()
+    assert provider.copies("order-1") == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    release.set()
+    provider.behave()
+    result = await provider.transport.transmit(provider.job("order-2"), RecordingGate())
+    await provider.idle()
+    first, second = provider.mailbox.mails()
+    assert {getattr(outcome, "provider_id", None) for outcome in result.outcomes.values()} == {second.provider_id}
+    assert first.provider_id != second.provider_id
+    assert (provider.copies("order-1"), provider.copies("order-2")) == (1, 1)
+
+
+async def test_one_cancelled_mail_leaves_the_others_unharmed(provider: Provider) -> None:
+    begun = asyncio.Event()
+
+    async def hold() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    held = asyncio.create_task(provider.transport.transmit(provider.job("held"), RecordingGate(on_begin=hold)))
+    await begun.wait()
+    others = [
+        asyncio.create_task(provider.transport.transmit(provider.job(f"other-{n}"), RecordingGate())) for n in range(5)
+    ]
+    held.cancel()
+    results = await asyncio.gather(*others)
+    with pytest.raises(asyncio.CancelledError):
+        await held
+    assert all(isinstance(outcome, Accepted) for result in results for outcome in result.outcomes.values())
+    assert [provider.copies(f"other-{n}") for n in range(5)] == [1] * 5
+    assert provider.copies("held") == 0
+
+
+async def test_text_that_cannot_be_stored_is_made_storable(provider: Provider) -> None:
+    provider.script("nasty refusal")
+    result = await provider.transport.transmit(provider.job(), RecordingGate())
+    for outcome in result.outcomes.values():
+        assert isinstance(outcome, Refused)
+        assert "caf" in outcome.reply.text
+        assert "\x00" not in outcome.reply.text
+        assert json.loads(json.dumps(outcome.reply.text).encode()) == outcome.reply.text
+        outcome.reply.text.encode()
+
+
+async def test_an_oversized_answer_settles_nothing(provider: Provider) -> None:
+    provider.script("huge answer")
+    result = await provider.transport.transmit(provider.job(), RecordingGate())
+    for outcome in result.outcomes.values():
+        assert isinstance(outcome, Unanswered)
+        assert len(outcome.reply.text) <= 1000
+    assert provider.copies() == 1
+
+
+async def test_the_same_row_gives_the_same_bytes(provider: Provider, tmp_path: Path) -> None:
+    first, second = provider.job(), provider.job()
+    assert first.rendering == second.rendering
+    assert first.rendering.digest() == second.rendering.digest()
+    await provider.transport.transmit(first, RecordingGate())
+    [stored] = provider.mailbox.mails()
+    assert stored.content == first.rendering.body
+
+
+async def test_closing_twice_is_fine_and_closes_connections(provider: Provider) -> None:
+    await provider.transport.transmit(provider.job(), RecordingGate())
+    await provider.transport.close()
+    await provider.transport.close()
+    await provider.idle()
+
+
+def test_identity_and_digest_hold_no_secret() -> None:
+    settings: list[tuple[Any, str]] = [
+        (
+            lambda secret: SmtpTransport(SmtpSettings(host="relay.example.org", username="shop", password=secret)),
+            "smtp:relay.example.org:587:shop",
+        ),
+        (
+            lambda secret: GatewayTransport(
+                GatewaySettings(url="https://api.example.org/emails", headers={"Authorization": secret})
+            ),
+            "http:https://api.example.org/emails",
+        ),
+    ]
+    for make, identity in settings:
+        one, same, other = make("hunter2"), make("hunter2"), make("hunter3")
+        assert one.identity == other.identity == identity
+        assert one.settings_digest == same.settings_digest != other.settings_digest
+        assert "hunter2" not in f"{one.settings_digest}{one.settings!r}{one.settings!s}"

@@ -21,7 +21,6 @@ from sqlalchemy import (
     Interval,
     LargeBinary,
     MetaData,
-    PrimaryKeyConstraint,
     Table,
     Text,
     UniqueConstraint,
@@ -58,11 +57,10 @@ def _of_email(**options: Any) -> Column[Any]:
 installation = Table(
     "installation",
     metadata,
-    Column("one", Boolean, CheckConstraint("one", name="one"), server_default=text("true")),
+    Column("one", Boolean, CheckConstraint("one", name="one"), primary_key=True, server_default=text("true")),
     Column("id", UUID, nullable=False, server_default=text("gen_random_uuid()")),
     Column("notify", Boolean, nullable=False, server_default=text("true")),
     Column("created_at", _INSTANT, nullable=False, server_default=text("clock_timestamp()")),
-    PrimaryKeyConstraint("one", name="installation_pkey"),
 )
 
 email_key = Table(

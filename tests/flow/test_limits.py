@@ -121,9 +121,9 @@ async def test_one_mail_alone_does_not_pause_its_account(flow: Flow, relay: type
 async def test_an_unknown_account_alarms_and_waits(flow: Flow, relay: type[Relay]) -> None:
     async with flow.worker(relay()):
         key = await flow.enqueue(account="elsewhere")
-        found = await flow.rows_until("SELECT account, pause_why FROM sendonce.account")
+        found = await flow.rows_until("SELECT name, pause_why FROM sendonce.account")
         await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'not_configured'")
-    assert found == [{"account": "elsewhere", "pause_why": "0 not_configured"}]
+    assert found == [{"name": "elsewhere", "pause_why": "0 not_configured"}]
     assert (await flow.email(key))["attempts"] == 0
 
 

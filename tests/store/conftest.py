@@ -68,7 +68,7 @@ class Bench:
         return [r["kind"] for r in rows]
 
     async def ask(self, key: str = "k1", **options: Any) -> ClaimAnswer:
-        settings = {"lane": self.lane, "worker": "w1", "lease_seconds": 20.0} | options
+        settings: dict[str, Any] = {"lane": self.lane, "worker": "w1", "lease_seconds": 20.0} | options
         return await self.store.claim(self.ids[key], key, **settings)
 
     async def claim(self, key: str = "k1", **options: Any) -> Claimed:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from sendonce.errors import InvalidEmail
-from sendonce.outcome import Accepted, AccountFault, Deferred, NotOffered, Refused, Reply, Unanswered
+from sendonce.outcome import Accepted, AccountFault, Deferred, NotOffered, Outcome, Refused, Reply, Unanswered
 from sendonce.policy import RetryPolicy
 from sendonce.stages import Stage
 from sendonce.store import Store
@@ -170,7 +170,7 @@ async def test_the_retry_goes_to_the_deferred_one_only_under_a_fresh_generation(
     await bench.enqueue(to=["a@example.org", "b@example.org", "c@example.org"])
     claimed = await bench.claim()
     await bench.begin(claimed, offered=[0])
-    outcome = {0: OK, 1: Refused(Reply(550, "5.1.1")), 2: Deferred(Reply(451, "4.7.1"))}
+    outcome: dict[int, Outcome] = {0: OK, 1: Refused(Reply(550, "5.1.1")), 2: Deferred(Reply(451, "4.7.1"))}
     answer = await bench.settle(claimed, outcome)
     assert answer == Wait(30.0, "deferred", Stage.PENDING, 550, "5.1.1", 1)
     assert await bench.stages() == ["accepted", "refused", "deferred"]

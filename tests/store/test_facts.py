@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -110,7 +110,7 @@ async def test_policy_resend_offers_once_more_after_the_answer_timer_and_then_ho
 
 async def test_a_replay_repeats_the_generation_exactly_within_the_window(bench: Bench) -> None:
     await bench.enqueue(to=["a@example.org", "b@example.org"])
-    keyed = {"key_window": 3600.0, "window_margin": 60.0, "slot": "request:1"}
+    keyed: dict[str, Any] = {"key_window": 3600.0, "window_margin": 60.0, "slot": "request:1"}
     answer = await bench.attempt(Unanswered(), **keyed)
     assert isinstance(answer, Wait)
     assert (answer.stage, answer.why) == (Stage.UNKNOWN, "unanswered")
@@ -135,7 +135,7 @@ async def test_what_answers_the_replay_does_not_answer_the_silence_before_it(
     bench: Bench, outcome: Refused | AccountFault | Deferred | NotOffered
 ) -> None:
     await bench.enqueue()
-    keyed = {"key_window": 3600.0, "window_margin": 60.0}
+    keyed: dict[str, Any] = {"key_window": 3600.0, "window_margin": 60.0}
     await bench.attempt(Unanswered(), **keyed)
     await bench.advance(31)
     answer = await bench.attempt(outcome, **keyed)
@@ -149,7 +149,7 @@ async def test_what_answers_the_replay_does_not_answer_the_silence_before_it(
 
 async def test_a_documented_replay_of_a_refusal_answers_the_silence(bench: Bench) -> None:
     await bench.enqueue()
-    keyed = {"key_window": 3600.0, "window_margin": 60.0}
+    keyed: dict[str, Any] = {"key_window": 3600.0, "window_margin": 60.0}
     await bench.attempt(Unanswered(), **keyed)
     await bench.advance(31)
     answer = await bench.attempt(Refused(Reply(422), replayed=True), **keyed)
@@ -168,7 +168,7 @@ async def test_after_the_window_nothing_is_sent_again_and_the_alarm_comes(bench:
 
 async def test_the_window_counts_from_the_first_begin_of_the_generation(bench: Bench) -> None:
     await bench.enqueue()
-    keyed = {"key_window": 100.0, "window_margin": 10.0}
+    keyed: dict[str, Any] = {"key_window": 100.0, "window_margin": 10.0}
     await bench.attempt(Unanswered(), **keyed)
     await bench.advance(31)
     answer = await bench.attempt(Unanswered(), **keyed)  # next try would come at 31 + 60, beyond 90
@@ -177,7 +177,7 @@ async def test_the_window_counts_from_the_first_begin_of_the_generation(bench: B
 
 async def test_a_claim_taken_within_the_window_cannot_begin_beyond_it(bench: Bench) -> None:
     await bench.enqueue()
-    keyed = {"key_window": 100.0, "window_margin": 10.0}
+    keyed: dict[str, Any] = {"key_window": 100.0, "window_margin": 10.0}
     await bench.attempt(Unanswered(), **keyed)
     await bench.advance(80)
     replay = await bench.claim(lease_seconds=60)
@@ -214,7 +214,7 @@ async def test_evidence_for_an_older_generation_does_not_clear_a_newer_silence(b
 
 async def test_evidence_revokes_the_lease_of_a_claim_that_has_not_begun(bench: Bench) -> None:
     await bench.enqueue()
-    keyed = {"key_window": 3600.0, "window_margin": 60.0}
+    keyed: dict[str, Any] = {"key_window": 3600.0, "window_margin": 60.0}
     await bench.attempt(Unanswered(), **keyed)
     await bench.advance(31)
     replay = await bench.claim()
@@ -224,7 +224,7 @@ async def test_evidence_revokes_the_lease_of_a_claim_that_has_not_begun(bench: B
 
 async def test_evidence_during_an_offer_is_kept_and_the_offers_own_answer_concludes(bench: Bench) -> None:
     await bench.enqueue()
-    keyed = {"key_window": 3600.0, "window_margin": 60.0}
+    keyed: dict[str, Any] = {"key_window": 3600.0, "window_margin": 60.0}
     await bench.attempt(Unanswered(), **keyed)
     await bench.advance(31)
     replay = await bench.claim()
@@ -299,9 +299,9 @@ async def test_a_silent_mail_that_expires_or_is_cancelled_stays_unknown(bench: B
     await bench.attempt(Unanswered(), "k2", key_window=3600.0)
     await bench.run("UPDATE sendonce.email SET expires_at = sendonce.clock() WHERE key = 'k2'")
     await bench.advance(31)
-    answer = await bench.ask("k2")
-    assert isinstance(answer, Held)
-    assert answer.stage is Stage.UNKNOWN
+    held = await bench.ask("k2")
+    assert isinstance(held, Held)
+    assert held.stage is Stage.UNKNOWN
 
 
 async def test_a_contradiction_is_alarmed_once_and_acceptance_wins(bench: Bench) -> None:

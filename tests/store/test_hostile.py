@@ -47,7 +47,13 @@ if TYPE_CHECKING:
 LANE = LanePolicy("default", RetryPolicy(delays=(1,), jitter=0, max_attempts=6, max_age=10_000_000))
 FINAL = {"sent", "failed", "dead", "expired", "cancelled"}
 BOTH = (0, 1)
-KEYED = {"slot": "request", "digest": b"d", "identity": "http:one", "key_window": 1000.0, "window_margin": 0.0}
+KEYED: dict[str, Any] = {
+    "slot": "request",
+    "digest": b"d",
+    "identity": "http:one",
+    "key_window": 1000.0,
+    "window_margin": 0.0,
+}
 
 outcomes = st.sampled_from(
     [
@@ -373,7 +379,7 @@ def run(url: str, examples: int, steps: int) -> None:
         pass
 
     Machine.url = url
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Machine,
         settings=settings(
             max_examples=examples,

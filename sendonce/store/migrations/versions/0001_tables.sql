@@ -8,7 +8,8 @@ AS $$ SELECT clock_timestamp() $$;
 
 -- One row: who we are towards providers. A restored copy must get a new id, or two environments share provider keys.
 CREATE TABLE sendonce.installation (
-    one             boolean PRIMARY KEY DEFAULT true CONSTRAINT ck_installation_one CHECK (one),
+    one             boolean NOT NULL DEFAULT true CONSTRAINT pk_installation PRIMARY KEY
+        CONSTRAINT ck_installation_one CHECK (one),
     id              uuid NOT NULL DEFAULT gen_random_uuid(),
     notify          boolean NOT NULL DEFAULT true,
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp()

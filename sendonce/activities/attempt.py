@@ -10,6 +10,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import psycopg
+import psycopg_pool
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
@@ -200,6 +201,10 @@ class Delivery(DeliverySteps):
                 return await self._store.settle(
                     claimed.email_id, claimed.attempt_id, result, lane=flight.lane, actor=self._means.worker
                 )
+            except psycopg_pool.PoolTimeout:
+                # No connection within the pool's patience: there was more than one try.
+                self._means.health.away()
+                tries += 1
             except psycopg.OperationalError:
                 self._means.health.away()
             except Exception as error:
@@ -209,7 +214,7 @@ class Delivery(DeliverySteps):
                 # Whatever the store cannot take must not cost the verdict: codes are enough.
                 result = from_carried(to_carried(str(claimed.attempt_id), result))
             tries += 1
-            if tries == 2:
+            if tries >= 2 and flight.unrecorded is None:
                 carried = to_carried(str(claimed.attempt_id), result)
                 flight.keep(carried)
                 if flight.handed_off:

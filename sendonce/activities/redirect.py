@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from sendonce.activities.transports.base import Recipient
+from sendonce.message import Address, OutgoingEmail
 from sendonce.outcome import AttemptResult, Outcome, Refused, Reply
 from sendonce.store.records import EnvelopeRecipient
 
@@ -64,6 +65,18 @@ class Guard:
             {ordinals[0]: tuple(ordinals) for ordinals in chosen.values()},
             refused,
         )
+
+    def content(self, content: OutgoingEmail) -> OutgoingEmail:
+        """The mail for a request that names its recipients: strangers' places are taken by ``redirect_all_to``."""
+        if self.redirect_all_to is None:
+            return content
+        return content.model_copy(
+            update={name: tuple(map(self._stand_in, getattr(content, name))) for name in ("to", "cc", "bcc")}
+        )
+
+    def _stand_in(self, address: Address) -> Address:
+        mailbox = self._reach(address.mailbox)
+        return address if mailbox in (None, address.mailbox) else Address(email=mailbox)
 
     def _reach(self, mailbox: str) -> str | None:
         if not self.active:

@@ -141,8 +141,9 @@ class Transmission:
         slot = transport.slot(claimed.generation)
         if claimed.pins is not None:
             key, slot = claimed.pins.provider_key, claimed.pins.slot
+        content = claimed.content if slot == MIME_SLOT else means.guard.content(claimed.content)
         try:
-            pinned = await self._pinned(transport, claimed.content, envelope, slot, key)
+            pinned = await self._pinned(transport, content, envelope, slot, key)
         except InvalidEmail as error:
             return _invalid(ordinals, error)
         terms = Terms(slot, pinned.digest, key, transport.identity, transport.key_window, means.window_margin)

@@ -86,6 +86,7 @@ class HttpGateway:
         self.mismatch_status, self.stores_refusals = mismatch_status, stores_refusals
         self.on_event = on_event
         self.requests: list[HttpRequest] = []
+        """Each from the moment its header section was read."""
         self.connections = 0
         self._known: dict[str, _Known] = {}
         self._ids = itertools.count(1)
@@ -137,8 +138,9 @@ class HttpGateway:
         try:
             await self._obey(self.script.pick("connect"), reader, writer)
             while True:
-                request = await self._read(reader, writer)
+                request = await self._head(reader)
                 self.requests.append(request)
+                await self._body(request, reader, writer)
                 await self._handle(request, reader, writer)
                 if request.headers.get("connection", "").lower() == "close":
                     writer.close()
@@ -153,20 +155,21 @@ class HttpGateway:
                 request.closed.set()
             self._tasks.discard(task)
 
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpRequest:
+    async def _head(self, reader: asyncio.StreamReader) -> HttpRequest:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         first, *lines = head.rstrip("\r\n").split("\r\n")
         method, path, _ = first.split(" ", 2)
         headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        request = HttpRequest(method, path, headers)
-        await self._obey(self.script.pick("headers", path), reader, writer)
-        length = int(headers.get("content-length", "0"))
-        act = self.script.pick("body", path)
+        return HttpRequest(method, path, headers)
+
+    async def _body(self, request: HttpRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._obey(self.script.pick("headers", request.path), reader, writer)
+        length = int(request.headers.get("content-length", "0"))
+        act = self.script.pick("body", request.path)
         if act is not None:
             request.body = await reader.readexactly(min(act.after, length))
             await self._obey(act, reader, writer)
         request.body += await reader.readexactly(length - len(request.body))
-        return request
 
     async def _obey(self, act: HttpAct | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if act is None:

@@ -9,7 +9,7 @@ from typing import Any, assert_never
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ApplicationError, FailureError
 
 from sendonce.stages import Stage
 from sendonce.workflows.port import (
@@ -97,7 +97,8 @@ class EmailDelivery:
                 answer = await self._activity(DeliverySteps.withdraw, Withdrawal(ticket))
             else:
                 answer = await self._activity(DeliverySteps.attempt, call)
-        except ActivityError:
+        except FailureError:
+            # A local activity fails with what it raised, without an ActivityError around it.
             self._faults += 1
             return None
         self._faults = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -162,6 +163,9 @@ class Flow:
         await until(there, query, seconds)
         return found
 
+    async def until(self, there: Callable[[], Awaitable[bool]], what: str) -> None:
+        await until(there, what)
+
     def config(self, *relays: Relay, **changes: Any) -> WorkerConfig:
         transports = dict(zip(("default", "other"), relays, strict=False))
         settings: dict[str, Any] = {
@@ -257,7 +261,7 @@ async def flow(
     flow = Flow(database_url, postgres_url, client, temporal.target)
     yield flow
     if "FLOW_HISTORIES" in os.environ:
-        name = request.node.name.removeprefix("test_")
+        name = re.sub(r"\W+", "_", request.node.name.removeprefix("test_")).strip("_")
         for key in flow.ids:
             history = await flow.handle(key).fetch_history()
             (Path(os.environ["FLOW_HISTORIES"]) / f"{name}.json").write_text(history.to_json() + "\n")

@@ -60,6 +60,9 @@ async def test_one_row_is_one_mail_and_six_events(flow: Flow, relay: type[Relay]
     assert result == Sent(str(flow.ids[key]), 250, attempts=1)
     assert len(transport.jobs) == 1
     assert len(await flow.events(key)) <= 6
+    history = await flow.handle(key).fetch_history()
+    # Started by the worker's own starter: the first step ran without a trip through the task queue.
+    assert history.events[0].workflow_execution_started_event_attributes.eager_execution_accepted
     assert transport.closed
 
 
@@ -149,6 +152,23 @@ async def test_cancelling_the_workflow_cannot_cut_a_transmission(flow: Flow, rel
     assert result.code == 250
     assert (await flow.email(key))["stage"] == "sent"
     assert len(transport.jobs) == 1
+
+
+async def test_a_cancellation_during_the_attempt_does_not_reach_it(flow: Flow, relay: type[Relay]) -> None:
+    gateway = Gateway()
+    async with flow.worker(relay(gateway), hand_off_seconds=None):
+        key = await flow.enqueue()
+        await gateway.offered.wait()
+        await flow.handle(key).cancel()
+
+        async def told() -> bool:
+            # The workflow learns of it when its task is renewed, 8 s after its start.
+            return (await flow.events(key)).count("workflow_task_completed") > 1
+
+        await flow.until(told, "a second workflow task")
+        gateway.go.set()
+        result = await flow.client.get_workflow_handle(key, result_type=Sent).result()
+    assert result.code == 250
 
 
 async def test_terminating_the_workflow_cannot_cut_a_transmission(flow: Flow, relay: type[Relay]) -> None:

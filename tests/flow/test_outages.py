@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+import pytest
 from temporalio.client import Client
 
 from sendonce import embedded
@@ -61,17 +62,23 @@ async def accepted(job: Job, gate: Gate) -> AttemptResult:
     return same_for_all(ordinals, ACCEPTED)
 
 
-async def test_an_outcome_that_could_not_be_recorded_survives_its_process(flow: Flow, relay: type[Relay]) -> None:
+@pytest.mark.parametrize(
+    ("hand_off", "carried_by"),
+    [(None, "timer_started"), (0.2, "workflow_execution_signaled")],
+    ids=["as the answer", "by a signal"],
+)
+async def test_an_outcome_that_could_not_be_recorded_survives_its_process(
+    flow: Flow, relay: type[Relay], hand_off: float | None, carried_by: str
+) -> None:
     provider = Provider()
     transport = relay(provider)
     async with AsyncExitStack() as down:
-        async with flow.worker(transport, drain_seconds=0.1):
+        async with flow.worker(transport, drain_seconds=0.1, hand_off_seconds=hand_off):
             key = await flow.enqueue()
             await provider.there.wait()
             await down.enter_async_context(flow.store_away())
             provider.go.set()
-            # The outcome is in the history once the attempt is answered: then a timer runs.
-            await flow.until_event(key, "timer_started")
+            await flow.until_event(key, carried_by)
         await down.aclose()
         async with flow.worker(relay(Provider())) as second:
             found = await flow.until_stage(key, "sent")

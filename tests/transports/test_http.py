@@ -311,6 +311,26 @@ async def test_the_answer_timer_counts_from_the_offer(gateway: HttpGateway) -> N
     assert isinstance(await send(gateway, gate=gate, answer_seconds=1.0), Accepted)
 
 
+async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        try:
+            while True:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+        except ConnectionError:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(pour, "127.0.0.1", 0)
+    transport = GatewayTransport(GatewaySettings(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/emails"))
+    result = await transport.transmit(make_job(transport, mail(), answer_seconds=10), RecordingGate())
+    await transport.close()
+    server.close()
+    assert isinstance(result.outcomes[0], Unanswered)
+    assert result.outcomes[0].reply.enhanced == "no_id"
+
+
 async def test_503_until_the_provider_is_back(gateway: HttpGateway) -> None:
     back = asyncio.Event()
     gateway.script.add(bad.unavailable_until(back))

@@ -206,6 +206,12 @@ def test_an_empty_part_is_left_out(text: str | None, html: str | None, types: li
     assert [found.get_content_type() for found in read(build(text=text, html=html)).walk()] == types
 
 
+def test_a_line_that_is_too_long_is_wrapped_for_the_way() -> None:
+    data = build(text="x" * 2000)
+    assert max(map(len, data.split(b"\r\n"))) <= 998
+    assert text_of(part(read(data), "plain")) == "x" * 2000 + "\n"
+
+
 @pytest.mark.parametrize("quoted", [True, False])
 def test_the_shorter_encoding_is_taken(quoted: bool) -> None:
     text = "mostly plain, one ü\n" if quoted else "Ж" * 500
@@ -251,7 +257,9 @@ def test_an_internationalised_mailbox_stands_in_utf8_with_its_domain_in_ascii() 
     assert getaddresses([parsed["To"]])[0][1] == "jörg@xn--bcher-kva.example"
 
 
-@pytest.mark.parametrize("name", ["a b", 'with "quotes"', "back\\slash", "comma, dot.", "x" * 650, "(comment)", "a@b"])
+@pytest.mark.parametrize(
+    "name", ["a b", 'with "quotes"', "back\\slash", "comma, dot.", "x" * 650, '"' * 650, "(comment)", "a@b"]
+)
 def test_display_names_survive(name: str) -> None:
     parsed = email.message_from_bytes(build(sender=Address(email="shop@example.org", name=name)))
     [(shown, spec)] = getaddresses([parsed["From"].replace("\r\n", "")])

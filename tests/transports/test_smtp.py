@@ -174,6 +174,15 @@ async def test_421_is_temporary_wherever_it_comes(smtp: SmtpServer, at: str, exp
     assert "QUIT" not in smtp.sessions[0].verbs()
 
 
+@pytest.mark.parametrize("at", ["connect", "ehlo", "mail", "rcpt", "data", "dot"])
+async def test_after_a_421_nothing_more_is_said(smtp: SmtpServer, at: str) -> None:
+    # This server does not close, as it should.
+    smtp.script.add(bad.answer(at, 421))
+    await send(smtp, mail([A]))
+    said = ["EHLO", "MAIL", "RCPT", "DATA"]
+    assert smtp.sessions[0].verbs() == said[: ["connect", "ehlo", "mail", "rcpt", "data", "dot"].index(at)]
+
+
 async def test_421_leaves_earlier_verdicts_alone(smtp: SmtpServer) -> None:
     smtp.script.add(bad.reject_mailbox(A), bad.reject_mailbox(C, 421, "4.7.0 slow down"))
     result = await send(smtp)
@@ -295,6 +304,25 @@ async def test_a_reader_that_stalls_is_not_offered_and_not_begun(certificate: Ce
     assert gate.begun == []
 
 
+@pytest.mark.parametrize("tls", ["none", "starttls", "implicit"])
+async def test_begin_waits_until_the_body_has_left(certificate: Certificate, tls: str) -> None:
+    context = None if tls == "none" else certificate.context
+    left: list[tuple[int, int]] = []
+    async with SmtpServer(tls=context, implicit_tls=tls == "implicit") as server:
+        transport = SmtpTransport(SmtpSettings(host="127.0.0.1", port=server.port, tls=tls, ca_file=certificate.file))
+
+        async def look() -> None:
+            [line] = transport._lines
+            stream: Any = line.protocol.transport
+            # Nothing waits, and whatever is left is noticed: the transport says so from the first octet on.
+            left.append((stream.get_write_buffer_size(), stream.get_write_buffer_limits()[0]))
+
+        result = await transport.transmit(make_job(transport, large(12_000_000)), RecordingGate(on_begin=look))
+        await transport.close()
+    assert kinds(result) == ["accepted"]
+    assert left == [(0, 0)]
+
+
 @pytest.mark.parametrize(("rule", "copies"), [(bad.cut_after_dot, 1), (bad.cut_before_storing, 0)])
 async def test_a_cut_after_the_dot_is_unanswered_stored_or_not(smtp: SmtpServer, rule: Any, copies: int) -> None:
     smtp.script.add(rule())
@@ -381,6 +409,27 @@ async def test_our_own_fault_blames_nobody(smtp: SmtpServer, at: str, code: int)
     assert kinds(result) == ["account_fault"] * 3
     assert codes(result) == [code] * 3
     assert gate.begun == []
+
+
+async def test_a_log_in_that_is_missed_at_a_recipient_is_every_recipients(smtp: SmtpServer) -> None:
+    smtp.script.add(bad.reject_mailbox(A), bad.reject_mailbox(B, 530, "5.7.0 log in first"))
+    gate = RecordingGate()
+    assert kinds(await send(smtp, gate=gate)) == ["refused", "account_fault", "account_fault"]
+    assert gate.begun == []
+
+
+async def test_a_port_that_speaks_no_tls_is_our_fault(smtp: SmtpServer) -> None:
+    result = await send(smtp, tls="implicit")
+    assert kinds(result) == ["account_fault"] * 3
+    assert result.outcomes[0].reply.enhanced == "tls"
+
+
+async def test_what_was_offered_in_clear_is_void_after_starttls(certificate: Certificate) -> None:
+    offers = bad.answer_raw("ehlo", b"250-loopback.test\r\n250-STARTTLS\r\n250 AUTH PLAIN\r\n", times=1)
+    async with SmtpServer(None, offers, tls=certificate.context) as server:
+        result = await send(server, tls="starttls", ca_file=certificate.file, username="shop", password="hunter2")
+        assert result.outcomes[0].reply.enhanced == "auth_missing"
+        assert server.sessions[0].verbs() == ["EHLO", "STARTTLS", "EHLO"]
 
 
 async def test_stripped_starttls_sends_nothing_in_clear() -> None:
@@ -580,14 +629,17 @@ async def test_after_a_timeout_the_late_reply_is_nobodys(smtp: SmtpServer) -> No
     await transport.close()
     await smtp.idle()
     assert (kinds(first), kinds(second)) == (["unanswered"], ["accepted"])
+    assert smtp.sessions[0].verbs()[-1] == "DATA"
     assert isinstance(second.outcomes[0], Accepted)
     assert second.outcomes[0].provider_id == smtp.mailbox.mails()[1].provider_id
 
 
 async def test_the_result_does_not_wait_for_the_good_bye(smtp: SmtpServer) -> None:
     smtp.script.add(bad.silent("quit"))
-    transport = SmtpTransport(SmtpSettings(host="127.0.0.1", port=smtp.port, tls="none"))
-    result = await transport.transmit(make_job(transport, mail([A])), RecordingGate())
+    settings = SmtpSettings(host="127.0.0.1", port=smtp.port, tls="none", timeouts=SmtpTimeouts(quit=3600))
+    transport = SmtpTransport(settings)
+    async with asyncio.timeout(60):
+        result = await transport.transmit(make_job(transport, mail([A])), RecordingGate())
     assert kinds(result) == ["accepted"]
     await transport.close()
     await smtp.idle()

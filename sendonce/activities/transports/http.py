@@ -34,7 +34,7 @@ from sendonce.outcome import (
 __all__ = ["GatewaySettings", "GatewayTransport"]
 
 ANSWER_LIMIT = 64 * 1024
-"""Octets of an answer that are read; what comes after them is not looked at."""
+"""Once that many octets of an answer have arrived, no more of it is read."""
 
 
 class GatewayTransport:
@@ -157,7 +157,7 @@ async def _limited(response: httpx.Response) -> bytes:
         body += part
         if len(body) >= ANSWER_LIMIT:
             break
-    return bytes(body[:ANSWER_LIMIT])
+    return bytes(body)
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

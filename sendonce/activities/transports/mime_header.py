@@ -73,13 +73,13 @@ def _phrase(field: str, name: str) -> list[str]:
 
 def _stays(text: str) -> bool:
     """True when a reader gets the text as it is written: nothing to decode, no white space to lose."""
-    return text.isascii() and text == text.strip() and "=?" not in text and "\t" not in text
+    return text.isascii() and text == text.strip() and "=?" not in text
 
 
 def encoded_words(field: str, text: str) -> list[str]:
     """``text`` as encoded words (RFC 2047), no character cut in two, the first short enough for the field's line."""
     # "=?utf-8?b??=" takes 12 of the line, base64 turns 3 octets into 4; no word is longer than 75.
-    room = max(12, min(45, (FOLD_AT - len(field) - len(": ") - 12) // 4 * 3))
+    room = max(12, (FOLD_AT - len(field) - len(": ") - 12) // 4 * 3)
     words, part = [], b""
     for character in text:
         octets = character.encode()

@@ -221,15 +221,12 @@ class _Transaction:
         if protocol.stray:
             return NotOffered(self.line.lost(STRAY).reply)
         # Armed before the dot, so that an early refusal or a cut is seen before anything is offered.
-        protocol.expect_reply()
         reply = asyncio.ensure_future(protocol.read_response(timeout=None))
         paired = False
         try:
             early = await self.write_body(reply)
             if early is None:
                 await self.gate.begin(accepted)
-                # One turn of the loop, so that what has arrived meanwhile is seen.
-                await asyncio.sleep(0)
                 early = await self.early(reply)
             if early is not None:
                 return early

@@ -69,10 +69,6 @@ class LineProtocol(SMTPProtocol):
         super().connection_lost(exc)
         self._drained.set()
 
-    def expect_reply(self) -> None:
-        """Keep what arrives from now on as the next reply, before anybody reads it."""
-        self._response_pending = True
-
     async def drained(self) -> None:
         """Return when everything written has been handed to the kernel, or the connection is gone."""
         await self._drained.wait()
@@ -111,7 +107,8 @@ class SmtpLine:
     async def command(self, *words: bytes, timeout: float) -> Reply:
         """Send one command and read its reply, for at most ``timeout`` seconds.
 
-        After a 421 the connection is closed (RFC 5321 3.8). Raises :class:`LineLost`.
+        After a 421 the connection is closed (RFC 5321 3.8). Raises :class:`LineLost`. Whoever is cancelled in it must
+        close: a reply is still due.
         """
         return (await self._exchange(*words, timeout=timeout))[0]
 
@@ -122,9 +119,6 @@ class SmtpLine:
             response = await self.protocol.execute_command(*words, timeout=timeout)
         except (SMTPException, ConnectionError) as error:
             raise self.lost(reason(error)) from error
-        except asyncio.CancelledError:
-            self.abort()
-            raise
         return self.checked(response), response.message
 
     def checked(self, response: SMTPResponse) -> Reply:
@@ -269,13 +263,13 @@ async def _connect(settings: SmtpSettings, context: ssl.SSLContext) -> LineProto
 
 
 def tls_fault(error: ssl.SSLError) -> Outcome:
-    """A certificate that does not verify, or no common version, is a matter of set-up; a cut handshake is not."""
-    reply = Reply(enhanced="tls", text=storable(f"TLS: {error.reason or type(error).__name__}"))
+    """A certificate that does not verify, no common version, or a port that speaks no TLS: a matter of set-up.
+
+    A handshake that is cut is no SSLError in asyncio, but a ConnectionError.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         return AccountFault(Reply(enhanced="certificate", text=storable(f"TLS: {error.verify_message}")))
-    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)):
-        return NotOffered(reply)
-    return AccountFault(reply)
+    return AccountFault(Reply(enhanced="tls", text=storable(f"TLS: {error.reason or type(error).__name__}")))
 
 
 def reason(error: BaseException) -> str:

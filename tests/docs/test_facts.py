@@ -1,0 +1,260 @@
+"""What the documentation says of defaults, bounds, names and limits is what the code says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import annotated_types
+import pytest
+import typer
+from pydantic import BaseModel, SecretStr
+
+from sendonce import message, outcome
+from sendonce.activities.inflight import lease_margin
+from sendonce.activities.transports.http_settings import USUAL_BODY, GatewaySettings
+from sendonce.activities.transports.smtp_settings import SmtpSettings, SmtpTimeouts
+from sendonce.cli import app
+from sendonce.cli.base import ExitCode
+from sendonce.errors import ConfigurationError
+from sendonce.policy import DEFAULT_LANES, LONGEST_DELAY, LanePolicy, RetryPolicy
+from sendonce.settings.loading import ENVIRONMENT
+from sendonce.settings.model import (
+    LaneSettings,
+    RetrySettings,
+    SafetySettings,
+    StarterSettings,
+    StoreSettings,
+    TemporalSettings,
+    WorkerSettings,
+)
+from sendonce.stages import Stage
+from sendonce.store.claims import LOCK_TIMEOUT_MS
+from sendonce.store.sweeps import LAPSE_ALARM_SECONDS
+
+if TYPE_CHECKING:
+    from tests.docs.conftest import Page
+
+CONFIGURATION = "docs/configuration.md"
+
+
+# Settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("heading", "model"),
+    [
+        ("`[store]`", StoreSettings),
+        ("`[temporal]`", TemporalSettings),
+        ("`[worker]`", WorkerSettings),
+        ("`[starter]`", StarterSettings),
+        ("`[safety]`", SafetySettings),
+        ('`transport = "smtp"`', SmtpSettings),
+        ("`timeouts` of an SMTP account", SmtpTimeouts),
+        ('`transport = "http"`', GatewaySettings),
+    ],
+)
+def test_every_key_with_its_default_and_bounds(pages: dict[str, Page], heading: str, model: type[BaseModel]) -> None:
+    documented = {row["key"]: (row["default"], row["bounds"]) for row in pages[CONFIGURATION].table(heading)}
+    assert documented == {name: (shown(field), bounds(field)) for name, field in model.model_fields.items()}
+
+
+def shown(field: Any) -> str:
+    """A default as it would be written in the file."""
+    value = "required" if field.is_required() else field.default
+    if isinstance(value, BaseModel):
+        return ""  # a table of its own
+    if value == USUAL_BODY:
+        return "see below"
+    return "required" if field.is_required() else toml(value)
+
+
+def toml(value: object) -> str:
+    match value:
+        case None:
+            return "unset"
+        case bool():
+            return str(value).lower()
+        case SecretStr():
+            return toml(value.get_secret_value())
+        case str():
+            return f'"{value}"'
+        case int() | float():
+            return f"{value:g}"
+        case tuple():
+            return f"[{', '.join(toml(one) for one in value)}]"
+        case {}:
+            return "{}"
+    raise TypeError(value)
+
+
+def bounds(field: Any) -> str:
+    low: Any = None
+    high: Any = None
+    above = ""
+    for limit in field.metadata:
+        match limit:
+            case annotated_types.Ge():
+                low = limit.ge
+            case annotated_types.Gt():
+                low, above = limit.gt, "above "
+            case annotated_types.Le():
+                high = limit.le
+    return "" if low is None else f"{above}{low} to {high}"
+
+
+def test_every_variable(pages: dict[str, Page]) -> None:
+    documented = {row["variable"]: row["key"].partition(",")[0] for row in pages[CONFIGURATION].table("Variables")}
+    assert documented == {variable: f"[{section}] {key}" for variable, (section, key) in ENVIRONMENT.items()}
+
+
+def test_the_lanes_and_their_retry_policies(pages: dict[str, Page]) -> None:
+    documented = pages[CONFIGURATION].section("Lanes")
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in documented.splitlines() if "|" in line]
+    policies = {name: [plain(getattr(lane.retry, key)) for key in rows[0][1:]] for name, lane in DEFAULT_LANES.items()}
+    assert {row[0]: row[1:] for row in rows[2:]} == policies
+    assert rows[0][1:] == [field.name for field in fields(RetryPolicy)]
+
+
+def plain(value: object) -> str:
+    return toml(value) if isinstance(value, tuple) else str(int(value) if value == int(value) else value)  # type: ignore[call-overload]
+
+
+def test_the_keys_of_a_lane(pages: dict[str, Page]) -> None:
+    rows = {row["key"]: row for row in pages[CONFIGURATION].table("`[lanes.<name>]`")}
+    assert rows.keys() == LaneSettings.model_fields.keys()
+    for lane in DEFAULT_LANES.values():
+        for name in rows.keys() - {"retry"}:
+            assert rows[name]["default"] == toml(getattr(lane, name)), (lane.name, name)
+    keep_to_bounds(rows, lambda name, value: replace(LanePolicy("x"), **{name: value}))
+
+
+def test_the_keys_of_a_retry_policy(pages: dict[str, Page]) -> None:
+    rows = {row["key"]: row for row in pages[CONFIGURATION].table("`[lanes.<name>.retry]`")}
+    assert list(rows) == list(RetrySettings.model_fields)
+
+    def make(name: str, value: float) -> RetryPolicy:
+        changes: dict[str, Any] = {name: (value,) if name == "delays" else value}
+        return replace(RetryPolicy(), **changes)
+
+    keep_to_bounds(rows, make)
+
+
+def keep_to_bounds(rows: dict[str, dict[str, str]], make: Any) -> None:
+    """Each bound that is documented is taken, and nothing beyond it."""
+    checked = 0
+    for name, row in rows.items():
+        if not row["bounds"]:
+            continue
+        low, high = (float(number) for number in row["bounds"].split(" to "))
+        whole = name in ("places", "max_attempts")
+        for value in (low, high):
+            # The lowest unknown_days is an hour, which has no short decimal form.
+            make(name, int(value) if whole else value * (1 + 1e-5) if value == low and low < 0.1 else value)
+        for value in (low * 0.99 - (1 if whole or low == 0 else 0), high + 1):
+            with pytest.raises(ConfigurationError):
+                make(name, int(value) if whole else value)
+        checked += 1
+    assert checked > 2
+
+
+# Stages, outcomes, numbers ----------------------------------------------------------------------------------------
+
+
+def test_the_stage_table(pages: dict[str, Page]) -> None:
+    section = pages["docs/architecture.md"].section("Stages")
+    named = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    kinds = [next(f.default for f in fields(one) if f.name == "kind") for one in get_args(outcome.Outcome)]
+    assert named == [*map(str, Stage), *kinds]
+
+
+def test_the_limits(pages: dict[str, Page]) -> None:
+    rows = {row["what"]: row["limit"] for row in pages["docs/guarantees.md"].table("Limits")}
+    assert rows["recipients of one mail"] == str(message.MAX_RECIPIENTS)
+    assert rows["text, HTML, parameters and attachments after base64"] == f"{message.CONTENT_LIMIT} octets"
+    assert rows["one header line"] == f"{message.LINE_LIMIT} octets"
+    assert rows["reply text kept in the store"] == f"{outcome.TEXT_LIMIT} characters"
+    assert rows["wait between two attempts"] == f"{LONGEST_DELAY:.0f} seconds"
+
+
+def test_the_numbers_in_the_text(pages: dict[str, Page]) -> None:
+    worker, starter = WorkerSettings(), StarterSettings()
+    sentences = {
+        "docs/architecture.md": [
+            f"It stands {worker.lease_seconds:g} seconds and is renewed every {worker.renew_seconds:g};",
+            f"stops {lease_margin(worker.lease_seconds):g} seconds before its lease can lapse",
+            f"at most {worker.hand_off_seconds:g} seconds and then answers that it goes on",
+            f"neither started nor seen for {starter.overdue_seconds:g} seconds",
+            f"It waits {LOCK_TIMEOUT_MS / 1000:g} seconds for a lock",
+        ],
+        "docs/guarantees.md": [
+            f"The alarm comes {LAPSE_ALARM_SECONDS:g} seconds later",
+            f"The answer timer at the final dot is {LanePolicy('x').answer_seconds / 60:g} minutes",
+        ],
+    }
+    for name, expected in sentences.items():
+        text = " ".join(pages[name].prose.split())
+        assert [sentence for sentence in expected if sentence not in text] == []
+
+
+# Tests and modules ------------------------------------------------------------------------------------------------
+
+
+def test_every_test_that_is_named_exists(page: Page, root: Path) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.text)
+    assert [f"{file}::{name}" for file, name in named if name not in names_of_tests(root / file)] == []
+
+
+def names_of_tests(file: Path) -> set[str]:
+    if not file.is_file():
+        return set()
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+
+
+def test_every_promise_names_its_tests(pages: dict[str, Page]) -> None:
+    page = pages["docs/guarantees.md"]
+    headings = re.findall(r"^### (\d+\. .+)$", page.text, re.MULTILINE)
+    assert [heading.partition(".")[0] for heading in headings] == [str(n) for n in range(1, 10)]
+    assert [heading for heading in headings if "`tests/" not in page.section(heading)] == []
+    assert "`tests/" in page.section("Silence")
+    assert "`tests/" in page.section("Isolation levels")
+
+
+def test_every_module_is_on_the_map(pages: dict[str, Page], root: Path) -> None:
+    named = [row["module"] for row in pages["docs/architecture.md"].table("Modules")]
+    folders = tuple(name for name in named if name.endswith("/"))
+    modules = {
+        path.relative_to(root).as_posix() for path in (root / "sendonce").rglob("*.py") if path.read_text().strip()
+    }
+    assert {name for name in modules if not name.startswith(folders)} == set(named) - set(folders)
+    assert len(named) == len(set(named))
+
+
+# Command line and SQL ---------------------------------------------------------------------------------------------
+
+
+def test_every_command(pages: dict[str, Page]) -> None:
+    documented = [row["command"] for row in pages["docs/cli.md"].table("Commands")]
+    assert sorted(documented) == sorted(typer.main.get_group(app).commands)
+
+
+def test_the_exit_codes(pages: dict[str, Page]) -> None:
+    documented = [row["code"] for row in pages["docs/cli.md"].table("Exit codes")]
+    assert documented == [str(int(code)) for code in ExitCode]
+
+
+def test_every_kind_of_alarm(pages: dict[str, Page], root: Path) -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in (root / "sendonce" / "store").glob("*.py"))
+    raised = set(re.findall(r'raise_(?:once|alarm)\(\s*conn,\s*"(\w+)"', source))
+    raised |= set(re.findall(r"SELECT c\.now, '(\w+)'", source))
+    raised |= {str(Stage.DEAD), str(Stage.EXPIRED)}  # raised under the stage's name
+    assert {row["kind"] for row in pages["docs/cli.md"].table("Alarms")} == raised
+
+
+def test_every_member_of_a_message(pages: dict[str, Page]) -> None:
+    documented = [row["member"] for row in pages["docs/sql.md"].table("The message")]
+    assert sorted(documented) == sorted(message.OutgoingEmail.model_fields.keys() - {"attachments"})

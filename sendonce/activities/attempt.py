@@ -195,7 +195,7 @@ class Delivery(DeliverySteps):
 
     async def _settle(self, flight: Flight, claimed: Claimed, result: AttemptResult) -> Standing:
         """Record the outcome, however long the store is away; meanwhile the workflow gets it too."""
-        tries = 0
+        tries = refused = 0
         while True:
             try:
                 return await self._store.settle(
@@ -209,7 +209,8 @@ class Delivery(DeliverySteps):
                 self._means.health.away()
             except Exception as error:
                 logger.error("outcome not recorded: email_id=%s %s", claimed.email_id, where(error))
-                if tries >= SETTLE_TRIES:
+                refused += 1
+                if refused == SETTLE_TRIES:
                     raise
                 # Whatever the store cannot take must not cost the verdict: codes are enough.
                 result = from_carried(to_carried(str(claimed.attempt_id), result))

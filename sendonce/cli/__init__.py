@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 
+import sendonce.cli.demo
 import sendonce.cli.reading  # importing a module adds its commands
 import sendonce.cli.running  # noqa: F401
 from sendonce.cli.base import app

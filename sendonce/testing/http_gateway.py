@@ -254,7 +254,7 @@ class HttpGateway:
         if not recipients:
             return _error(422, "missing_required_field")
         answer = 200, json.dumps({"id": self._accept(request, content, sender, recipients)}).encode()
-        act = self.script.pick("accepted", request.path)
+        act = self.script.pick("accepted", " ".join(recipients))
         try:
             if act is None or act.until is None:
                 mine.answer = answer

@@ -18,7 +18,7 @@ class Rule(Generic[Act]):
     times: int | None = None
     """How often the rule applies; None: every time."""
     when: Callable[[str], bool] | None = None
-    """Asked with the argument of the point (a mailbox, a URL path); None: always."""
+    """Asked with the argument of the point: a mailbox (after acceptance all of them), a URL path. None: always."""
 
 
 class Script(Generic[Act]):

@@ -247,7 +247,7 @@ class Conversation:
             self.buffer += await self.more()
 
     async def dot(self, content: bytes) -> None:
-        act = self.server.script.pick("dot") or SmtpAct()
+        act = self.server.script.pick("dot", " ".join(self.session.recipients)) or SmtpAct()
         queue_id = f"{next(self.server.ids):08X}"
         usual = f"250 2.0.0 Ok: queued as {queue_id}\r\n".encode()
         store = act.store if act.store is not None else (act.reply or usual).startswith(b"2")

@@ -149,11 +149,12 @@ async def test_an_attempt_whose_lease_was_revoked_is_stopped(flow: Flow, relay: 
 
 async def test_stopping_gives_back_what_has_not_begun(flow: Flow, relay: type[Relay]) -> None:
     provider = Provider(offer=False)
-    async with flow.worker(relay(provider)) as running:
+    async with flow.worker(relay(provider), drain_seconds=60.0) as running:
         key = await flow.enqueue()
         await provider.there.wait()
         running.stop.set()
-        await running.task
+        # At once: the time to drain is for what has begun.
+        await asyncio.wait_for(running.task, 10)
     assert (await flow.email(key))["stage"] == "pending"
     assert [(a["counted"], a["ended_why"]) for a in await flow.attempts(key)] == [(False, "shutdown")]
 

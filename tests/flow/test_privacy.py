@@ -142,6 +142,16 @@ def test_failures_keep_type_and_drop_text_details_stack_and_causes_text(error: E
     assert failure.cause.application_failure_info.type == "KeyError"
 
 
+def test_a_failure_that_came_from_elsewhere_is_stripped_with_its_causes() -> None:
+    foreign = Failure(message=TEXT, stack_trace=TEXT, cause=Failure(message=TEXT, stack_trace=TEXT))
+    foreign.application_failure_info.type = "Foreign"
+    foreign.cause.application_failure_info.type = "Cause"
+    error = DataConverter.default.failure_converter.from_failure(foreign, PayloadConverter.default)
+    failure = _failure(error)
+    assert (failure.message, failure.cause.message) == ("Foreign", "Cause")
+    assert b"canary" not in failure.SerializeToString()
+
+
 def test_an_ending_keeps_its_codes_and_reads_back_as_its_type() -> None:
     failure = _failure(ApplicationError("failed: 1 attempts, last reply 550 5.1.1", type="failed", non_retryable=True))
     back = DataConverter(failure_converter_class=CodesOnlyFailureConverter).failure_converter.from_failure(

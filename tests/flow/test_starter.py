@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import psycopg
 import pytest
 from temporalio.client import Client
 from temporalio.service import RPCError
@@ -14,7 +13,7 @@ from temporalio.service import RPCError
 from sendonce import embedded, start_now
 from sendonce.activities.failures import client_options
 from sendonce.stages import Stage
-from sendonce.starter import start_delivery
+from sendonce.starter import listen, start_delivery
 from sendonce.store.intake import Enqueued
 from sendonce.workflows.port import Ticket
 
@@ -24,30 +23,51 @@ if TYPE_CHECKING:
 
 async def test_a_notification_wakes_the_starter(flow: Flow, relay: type[Relay]) -> None:
     async with flow.worker(relay(), poll_seconds=30.0):
-        await listening(flow)
+        await flow.rows_until(
+            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+        )
         key = await flow.enqueue()
         await flow.until_stage(key, "sent", seconds=10)
 
 
-async def test_a_lost_listener_listens_again_and_looks(flow: Flow, relay: type[Relay]) -> None:
-    async with flow.worker(relay(), poll_seconds=30.0):
-        await listening(flow)
-        async with await psycopg.AsyncConnection.connect(flow.database_url) as unheard:
-            # Committed while nobody listens: only the look after the new LISTEN can find it.
-            await flow.rows(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sendonce listen'"
-            )
-            await unheard.commit()
-        key = await flow.enqueue()
-        await flow.until_stage(key, "sent", seconds=15)
+class Hints:
+    """A listener, and how often it called."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def wake(self) -> None:
+        self.count += 1
+
+    async def reaches(self, count: int) -> bool:
+        return self.count >= count
 
 
-async def listening(flow: Flow) -> None:
-    await flow.rows_until(
-        "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
-        " AND application_name = 'sendonce listen' AND query LIKE 'LISTEN%%' AND state = 'idle'",
-        [],
+async def test_a_listener_calls_on_connect_and_for_each_commit(flow: Flow) -> None:
+    hints = Hints()
+    listener = asyncio.create_task(listen(flow.database_url, hints.wake))
+    await flow.until(lambda: hints.reaches(1), "the first look")
+    await flow.enqueue("one")
+    await flow.until(lambda: hints.reaches(2), "a notification")
+    await flow.enqueue("two")
+    await flow.until(lambda: hints.reaches(3), "another one")
+    listener.cancel()
+    await asyncio.wait({listener})
+
+
+async def test_a_lost_listener_listens_again_and_looks(flow: Flow) -> None:
+    hints = Hints()
+    listener = asyncio.create_task(listen(flow.database_url, hints.wake))
+    await flow.until(lambda: hints.reaches(1), "the first look")
+    await flow.rows(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = 'sendonce listen'"
     )
+    await flow.until(lambda: hints.reaches(2), "the look after the second LISTEN")
+    await flow.enqueue()
+    await flow.until(lambda: hints.reaches(3), "a notification")
+    listener.cancel()
+    await asyncio.wait({listener})
 
 
 async def test_polling_alone_finds_every_row(flow: Flow, relay: type[Relay]) -> None:

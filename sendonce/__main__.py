@@ -1,0 +1,5 @@
+"""``python -m sendonce``: the command line."""
+
+from sendonce.cli import main
+
+main()

@@ -104,8 +104,11 @@ class WorkerConfig:
         return [lane for name, lane in self.lanes.items() if not self.served or name in self.served]
 
 
-async def run_until_signal(config: WorkerConfig) -> None:
-    """Serve until SIGTERM or SIGINT, then shut down in order; a second signal ends the process at once."""
+async def run_until_signal(config: WorkerConfig, *, ready: Callable[[], None] = lambda: None) -> None:
+    """Serve until SIGTERM or SIGINT, then shut down in order; a second signal ends the process at once.
+
+    ``ready`` is called when everything runs.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -118,7 +121,7 @@ async def run_until_signal(config: WorkerConfig) -> None:
     for number in signals:
         loop.add_signal_handler(number, ask)
     try:
-        await serve(config, stop)
+        await serve(config, stop, ready=ready)
     finally:
         for number in signals:
             loop.remove_signal_handler(number)

@@ -77,9 +77,6 @@ class Delivery(DeliverySteps):
         """Ask the store to cancel the mail; what has been offered is not cut."""
         ticket = call.ticket
         try:
-            flight = self._flights.get(UUID(ticket.email_id))
-            if flight is not None:
-                flight.handed_off = True
             standing = await self._store.withdraw(
                 UUID(ticket.email_id), ticket.key, lane=self._lane(ticket.lane), actor=call.actor
             )

@@ -20,7 +20,8 @@ import sys
 
 import sendonce.cli.demo
 import sendonce.cli.reading  # importing a module adds its commands
-import sendonce.cli.running  # noqa: F401
+import sendonce.cli.running
+import sendonce.cli.up  # noqa: F401
 from sendonce.cli.base import app
 
 __all__ = ["app", "main"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,9 +48,10 @@ def demo(
         raise ConfigurationError(f"{error.name} is not installed: pip install 'sendonce[embedded]'") from None
 
     console = Console(stderr=as_json)
-    played = asyncio.run(
-        _play(show.teller(console), mails=mails, keep=keep, told=lambda p: show.conclude(console, p, svg=svg))
-    )
+    if not console.is_terminal:
+        console = Console(stderr=as_json, width=show.WIDTH)
+    told = partial(show.conclude, console, svg=svg)
+    played = asyncio.run(_play(show.teller(console), mails=mails, keep=keep, told=told))
     if played is None:
         complain("interrupted; everything is stopped")
         raise typer.Exit(ExitCode.NO)
@@ -65,6 +68,7 @@ async def _play(say: Callable[[str], None], *, mails: int, keep: bool, told: Cal
     from sendonce.demo.shop import Bookstore
     from sendonce.demo.world import World
 
+    begun = time.monotonic()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -74,7 +78,7 @@ async def _play(say: Callable[[str], None], *, mails: int, keep: bool, told: Cal
         async with World(say, ui=keep) as world:
             shop = Bookstore(world.database_url)
             try:
-                played = await Play(world, shop, mails=mails).run()
+                played = await Play(world, shop, mails=mails, begun=begun).run()
             finally:
                 shop.close()
             told(played)

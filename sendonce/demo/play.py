@@ -50,14 +50,14 @@ class Played:
 class Play:
     """One performance in ``world``."""
 
-    def __init__(self, world: World, shop: Bookstore, *, mails: int) -> None:
-        """``mails``: how many bulk mails are in the way of the login code; 10 to 2000."""
+    def __init__(self, world: World, shop: Bookstore, *, mails: int, begun: float) -> None:
+        """``mails``: how many bulk mails are in the way of the login code; 10 to 2000. ``begun``: monotonic time."""
         self.world = world
         self.shop = shop
         self.mails = mails
         self.plans: list[Planned] = []
         self._numbers = itertools.count(1)
-        self._begun = time.monotonic()
+        self._begun = begun
 
     async def run(self) -> Played:
         """Play it all and judge the end."""

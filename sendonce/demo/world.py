@@ -110,6 +110,7 @@ class World:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.say("stopping everything")
         await self._stack.aclose()
 
     async def _start(self) -> None:

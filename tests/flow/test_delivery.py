@@ -169,6 +169,8 @@ async def test_a_cancellation_during_the_attempt_does_not_reach_it(flow: Flow, r
         gateway.go.set()
         result = await flow.client.get_workflow_handle(key, result_type=Sent).result()
     assert result.code == 250
+    # The attempt's own answer was waited for, and it was final: there was nothing left to withdraw.
+    assert (await flow.email(key))["cancel_requested_at"] is None
 
 
 async def test_terminating_the_workflow_cannot_cut_a_transmission(flow: Flow, relay: type[Relay]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from sendonce.activities.transports.base import Gate, Job, Rendering
+from sendonce.activities.transports.base import Gate, Job, Mail, Rendering
 from sendonce.errors import InvalidEmail
 from sendonce.outcome import Accepted, AccountFault, AttemptResult, NotOffered, Outcome, Reply, same_for_all
 from sendonce.policy import LanePolicy
@@ -135,6 +135,40 @@ async def test_a_redirect_reaches_nobody_else(flow: Flow, relay: type[Relay]) ->
     assert [[r.mailbox for r in job.recipients] for job in transport.jobs] == [["qa@test.example", "bob@staff.example"]]
     stages = await flow.rows("SELECT stage FROM sendonce.recipient ORDER BY ordinal")
     assert [r["stage"] for r in stages] == ["accepted"] * 3
+
+
+async def test_a_redirected_request_names_nobody_else(flow: Flow, relay: type[Relay]) -> None:
+    class Gateway(relay):  # type: ignore[misc,valid-type]
+        def slot(self, generation: int) -> str:
+            return f"request:{generation}"
+
+        def render(self, mail: Mail, *_: object) -> Rendering:
+            return Rendering(" ".join(address.email for address in mail.content.to).encode())
+
+    transport = Gateway()
+    async with flow.worker(transport, redirect_all_to="qa@test.example"):
+        key = await flow.enqueue()
+        await flow.until_stage(key, "sent")
+    assert [job.rendering.body for job in transport.jobs] == [b"qa@test.example"]
+
+
+async def test_a_request_pinned_before_the_redirect_is_not_sent(flow: Flow, relay: type[Relay]) -> None:
+    class Gateway(relay):  # type: ignore[misc,valid-type]
+        def slot(self, generation: int) -> str:
+            return f"request:{generation}"
+
+        def render(self, mail: Mail, *_: object) -> Rendering:
+            return Rendering(" ".join(address.email for address in mail.content.to).encode())
+
+    first = Gateway(answer(NotOffered(Reply(0, "connect")), offer=False))
+    async with flow.worker(first):
+        key = await flow.enqueue(retry={"delays": [2]})
+        await flow.rows_until("SELECT 1 FROM sendonce.email WHERE attempts = 1")
+    second = Gateway()
+    async with flow.worker(second, redirect_all_to="qa@test.example"):
+        await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'pinned_unguarded'")
+    assert (len(first.jobs), second.jobs) == (1, [])
+    assert (await flow.email(key))["stage"] == "pending"
 
 
 async def test_without_a_redirect_strangers_are_refused_unoffered(flow: Flow, relay: type[Relay]) -> None:

@@ -183,6 +183,21 @@ async def test_an_offer_that_is_cut_is_recorded_as_unanswered(flow: Flow, relay:
     assert (await flow.attempts(key))[0]["answers"]["0"]["kind"] == "unanswered"
 
 
+async def test_a_silent_offer_becomes_unknown_and_its_late_answer_settles_it(flow: Flow, relay: type[Relay]) -> None:
+    provider = Provider()
+    transport = relay(provider)
+    async with flow.worker(transport, hand_off_seconds=0.2, renew_seconds=60.0):
+        key = await flow.enqueue()
+        await flow.until_event(key, "timer_started")
+        await flow.rows("UPDATE sendonce.email SET lease_until = sendonce.clock() - interval '1 minute'")
+        await flow.until_stage(key, "unknown")
+        await flow.until_event(key, "workflow_execution_signaled")
+        provider.go.set()
+        await flow.until_stage(key, "sent")
+        await flow.handle(key).result()
+    assert len(transport.jobs) == 1
+
+
 async def test_mail_waits_while_temporal_is_away(
     flow: Flow, relay: type[Relay], temporal: EmbeddedTemporal, tmp_path: Path
 ) -> None:

@@ -477,6 +477,7 @@ from pydantic import BaseModel, SecretStr
 
 class Settings(BaseModel):
     token: SecretStr
+    loud: bool = True
 
 class Pigeon:
     settings_model = Settings
@@ -501,10 +502,10 @@ def test_a_transport_of_another_package_is_found_by_its_entry_point(
         encoding="utf-8",
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = load(file, '[accounts.default]\ntransport = "pigeon"\ntoken_env = "TOKEN"\n', TOKEN=SECRET)
+    found = load(file, '[accounts.default]\ntransport = "pigeon"\ntoken_env = "TOKEN"\nloud = false\n', TOKEN=SECRET)
     built: object = settings.build_transports(found)["default"]
     assert type(built).__name__ == "Pigeon"
-    assert found.accounts["default"].options.model_dump()["token"].get_secret_value() == SECRET
+    assert found.accounts["default"].options.model_dump() == {"token": SecretStr(SECRET), "loud": False}
     assert "known are smtp, http, bare, gone, pigeon" in refused(file, '[accounts.a]\ntransport = "dove"\n')
     assert "pigeon_post:Bare has no settings_model" in refused(file, '[accounts.a]\ntransport = "bare"\n')
     assert "pigeon_post:Gone cannot be loaded" in refused(file, '[accounts.a]\ntransport = "gone"\n')

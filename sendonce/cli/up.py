@@ -1,0 +1,145 @@
+"""The command ``up``: a whole installation in one folder, for trying things out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sendonce import settings
+from sendonce.cli import logs
+from sendonce.cli.base import ConfigOption, JsonOption, app
+from sendonce.cli.output import print_fields, print_json, progress
+from sendonce.cli.running import LogLevel, LogLevelOption
+from sendonce.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sendonce.embedded import EmbeddedPostgres, EmbeddedTemporal
+
+DATABASE = "sendonce"
+
+SETTINGS = """\
+# Written by `sendonce up` at each start, for the other commands: sendonce list --config {file}
+[store]
+database_url = "{database_url}"
+
+[temporal]
+address = "{target}"
+
+# The sink of `sendonce up`: it keeps what it gets in {mailbox}
+[accounts.default]
+transport = "smtp"
+host = "127.0.0.1"
+port = {port}
+tls = "none"
+"""
+
+
+@app.command()
+def up(
+    data: Annotated[
+        Path, typer.Option("--data", metavar="DIR", help="Where everything is kept, from start to start.")
+    ] = Path(".sendonce"),
+    config: ConfigOption = None,
+    log_level: LogLevelOption = LogLevel.WARNING,
+    as_json: JsonOption = False,
+) -> None:
+    """Run PostgreSQL, Temporal with its UI, a mail sink, a starter and a worker until Ctrl-C. Needs the extra
+    'embedded', nothing else.
+
+    Nothing leaves this machine: every account, those of --config too, delivers to the sink, which keeps what it gets
+    in DIR/mailbox. Of --config the lanes and the names of the accounts are taken.
+
+    JSON: one object when everything runs: database_url (with the password), temporal, ui, smtp, mailbox, settings.
+    """
+    try:
+        import sendonce.embedded  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(f"{error.name} is not installed: pip install 'sendonce[embedded]'") from None
+
+    logs.set_up(log_level.upper(), as_json=False)
+    asked = settings.load(config) if config is not None else None
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--data {data}: {error.strerror}; name a folder that can be written") from None
+    asyncio.run(_run(data.absolute(), asked, as_json=as_json))
+
+
+async def _run(data: Path, asked: settings.Settings | None, *, as_json: bool) -> None:
+    from sendonce.activities.transports.smtp import SmtpSettings, SmtpTransport
+    from sendonce.embedded import EmbeddedPostgres, EmbeddedTemporal
+    from sendonce.store.migrate import migrate
+    from sendonce.testing.mailbox import Mailbox
+    from sendonce.testing.smtp_server import SmtpServer
+    from sendonce.worker import run_until_signal
+
+    async with AsyncExitStack() as stack:
+        with progress(f"starting PostgreSQL and Temporal in {data}"):
+            postgres: EmbeddedPostgres = await asyncio.to_thread(
+                EmbeddedPostgres.start, data / "postgres", durable=True
+            )
+            stack.push_async_callback(asyncio.to_thread, postgres.stop)
+            temporal: EmbeddedTemporal = await asyncio.to_thread(EmbeddedTemporal.start, data / "temporal", True)
+            stack.push_async_callback(asyncio.to_thread, temporal.stop)
+            database_url = await asyncio.to_thread(_database, postgres)
+            await asyncio.to_thread(migrate, database_url)
+        sink = await stack.enter_async_context(SmtpServer(Mailbox(data / "mailbox")))
+        file = data / "sendonce.toml"
+        _write_private(
+            file,
+            SETTINGS.format(
+                file=file,
+                database_url=database_url,
+                target=temporal.target,
+                mailbox=data / "mailbox",
+                port=sink.port,
+            ),
+        )
+        found = settings.load(file)
+        names = list(asked.accounts) if asked is not None and asked.accounts else ["default"]
+        transports = {name: SmtpTransport(SmtpSettings(host="127.0.0.1", port=sink.port, tls="none")) for name in names}
+        worker = settings.build_worker_config(found, transports)
+        if asked is not None:
+            worker = replace(worker, lanes=asked.lanes, served=asked.worker.lanes)
+        fields = {
+            "database_url": database_url,
+            "temporal": temporal.target,
+            "ui": temporal.ui_url,
+            "smtp": f"127.0.0.1:{sink.port}",
+            "mailbox": str(data / "mailbox"),
+            "settings": str(file),
+        }
+
+        def ready() -> None:
+            if as_json:
+                print_json(fields)
+            else:
+                print_fields(fields)
+                print("Running; Ctrl-C ends it. What is enqueued goes to the sink, wherever it is addressed to.")
+
+        await run_until_signal(worker, ready=ready)
+
+
+def _database(postgres: EmbeddedPostgres) -> str:
+    """The installation's database; made at the first start."""
+    import psycopg
+
+    url = postgres.database_url(DATABASE)
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        there = connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
+    return url if there is not None else postgres.create_database(DATABASE)
+
+
+def _write_private(file: Path, text: str) -> None:
+    """The file holds a password: readable by its owner only, from the first moment on."""
+    part = file.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as output:
+        output.write(text)
+    part.replace(file)

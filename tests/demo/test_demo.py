@@ -1,0 +1,57 @@
+"""The demo itself, as people run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sendonce.embedded import ChildProcess
+
+COMMAND = [sys.executable, "-m", "sendonce", "demo"]
+
+
+@pytest.mark.timeout(240)
+def test_the_demo_accounts_for_every_mail(tmp_path: Path) -> None:
+    picture = tmp_path / "demo.svg"
+    done = subprocess.run(
+        [*COMMAND, "--json", "--mails", "30", "--svg", picture],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["placed"] == 59
+    assert (told["rolled_back"], told["failed"], told["unknown"], told["dead"]) == (5, 1, 2, 0)
+    assert told["sent"] == told["placed"] - 3
+    assert (told["duplicates"], told["lost"], told["kills"]) == (0, 0, 3)
+    assert told["login_code_seconds"] > 0
+    assert told["seconds"] > 0
+    assert "Every mail is accounted for." in done.stderr
+    assert picture.read_text().startswith("<svg")
+    assert list(tmp_path.iterdir()) == [picture], "the demo left something behind"
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupted_demo_stops_everything(tmp_path: Path) -> None:
+    log = tmp_path / "demo.log"
+    folder = tmp_path / "t"
+    folder.mkdir()
+    with ChildProcess(COMMAND, env={**os.environ, "TMPDIR": str(folder)}, log=log) as demo:
+        while "orders come in" not in log.read_text():
+            assert demo.running, log.read_text()
+            try:
+                demo.wait(0.1)
+            except TimeoutError:
+                continue
+        demo.signal(signal.SIGINT)
+        assert demo.wait(60) == 1
+    assert "interrupted; everything is stopped" in log.read_text()
+    assert list(folder.iterdir()) == []

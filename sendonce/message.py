@@ -46,6 +46,11 @@ _MEDIA_TYPE = re.compile(rf'{_ATTRIBUTE}/{_ATTRIBUTE}(; *{_ATTRIBUTE}=({_ATTRIBU
 _CONTENT_ID = re.compile(rf"{_ATTRIBUTE}(@{_ATTRIBUTE})?")
 # A lookahead, so that words within words are found too.
 _ENCODED_WORD = re.compile(r"(?==\?([^?]*)\?([bq])\?(.*?)\?=)", re.IGNORECASE | re.DOTALL)
+# Fields whose syntax has no place for encoded words (RFC 2047 5 (3)); everything else a caller may set is free text.
+STRUCTURED = re.compile(
+    r"(?i)list-.*|in-reply-to|references|auto-submitted|precedence|priority|importance|x-priority|errors-to"
+    r"|disposition-notification-to|feedback-id|archived-at|expires|supersedes|original-message-id"
+)
 _OURS = frozenset(
     {"from", "to", "cc", "bcc", "subject", "date", "message-id", "mime-version", "sender", "reply-to"}
     | {"return-path", "received", "dkim-signature"}
@@ -340,6 +345,8 @@ def _headers(value: object) -> dict[str, str]:
         if lower in seen:
             raise ValueError(f"header {number}: the name is there twice")
         seen.add(lower)
+        if STRUCTURED.fullmatch(name) and not text.isascii():
+            raise ValueError(f"header {number}: takes ASCII only: write other characters %-encoded or leave them out")
         try:
             _line(name, LINE_LIMIT)
             _line(text, LINE_LIMIT - len(name) - len(": "))

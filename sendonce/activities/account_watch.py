@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from sendonce.activities.failures import safe_code
 from sendonce.outcome import Accepted, AccountFault, AttemptResult, Deferred, NotOffered, Outcome, Refused, Unanswered
 from sendonce.store import Store
 
@@ -46,7 +47,8 @@ class AccountWatch:
                 await self._pause(account, outcomes[0].reply.code, OUTAGE, None)
 
     async def _pause(self, account: str, code: int, enhanced: str, retry_after: float | None) -> None:
-        await self._store.account_fault(account, code=code, enhanced=enhanced, retry_after=retry_after)
+        # The reason is shown in alarms and logs: a code, never a provider's prose.
+        await self._store.account_fault(account, code=code, enhanced=safe_code(enhanced), retry_after=retry_after)
         self._paused.add(account)
         self._failed.pop(account, None)
 

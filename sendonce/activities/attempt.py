@@ -18,7 +18,7 @@ from sendonce.activities.account_watch import AccountWatch
 from sendonce.activities.answers import from_carried, to_answer, to_carried
 from sendonce.activities.failures import where
 from sendonce.activities.inflight import Flight
-from sendonce.activities.transmission import NOT_CONFIGURED, GiveBack, Means, Transmission
+from sendonce.activities.transmission import NO_TEMPLATES, NOT_CONFIGURED, GiveBack, Means, Transmission
 from sendonce.outcome import AttemptResult
 from sendonce.policy import LanePolicy
 from sendonce.store.records import Claimed, Paused, Standing, Wait
@@ -180,6 +180,8 @@ class Delivery(DeliverySteps):
             try:
                 if back.why == NOT_CONFIGURED:
                     await self._store.account_fault(claimed.account, code=0, enhanced=NOT_CONFIGURED)
+                if back.why == NO_TEMPLATES:
+                    await self._store.alarm(claimed.email_id, "held", NO_TEMPLATES)
                 await self._store.release(
                     claimed.email_id, claimed.attempt_id, why=back.why, delay=back.delay, actor=self._means.worker
                 )

@@ -30,6 +30,9 @@ MIME_SLOT = "mime"
 NOT_CONFIGURED = "not_configured"
 """Why a claim goes back when this worker knows no such account."""
 
+NO_TEMPLATES = "no_templates"
+"""Why a claim goes back that names a template: this release renders none."""
+
 STORE_AWAY_DELAY = 2.0
 SET_UP_DELAY = 300.0
 """Seconds until a mail is tried again that this worker cannot send as it is set up."""
@@ -128,6 +131,9 @@ class Transmission:
         ordinals = tuple(r.ordinal for r in claimed.recipients)
         if isinstance(claimed.content, InvalidEmail):
             return _invalid(ordinals, claimed.content)
+        if claimed.content.template is not None:
+            # A release that renders templates may be on its way: the mail waits for it.
+            raise _CannotSend(GiveBack(NO_TEMPLATES, SET_UP_DELAY))
         transport = means.transports.get(claimed.account)
         if transport is None:
             raise _CannotSend(GiveBack(NOT_CONFIGURED, SET_UP_DELAY))

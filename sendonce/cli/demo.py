@@ -44,6 +44,7 @@ def demo(
         from rich.console import Console
 
         from sendonce.demo import show
+        from sendonce.demo.world import DemoFailed
     except ImportError as error:
         raise ConfigurationError(f"{error.name} is not installed: pip install 'sendonce[embedded]'") from None
 
@@ -51,7 +52,11 @@ def demo(
     if not console.is_terminal:
         console = Console(stderr=as_json, width=show.WIDTH)
     told = partial(show.conclude, console, svg=svg)
-    played = asyncio.run(_play(show.teller(console), mails=mails, keep=keep, told=told))
+    try:
+        played = asyncio.run(_play(show.teller(console), mails=mails, keep=keep, told=told))
+    except DemoFailed as error:
+        complain(str(error))
+        raise typer.Exit(ExitCode.NO) from None
     if played is None:
         complain("interrupted; everything is stopped")
         raise typer.Exit(ExitCode.NO)
@@ -69,7 +74,7 @@ async def _play(say: Callable[[str], None], *, mails: int, keep: bool, told: Cal
     from sendonce.demo.world import World
 
     begun = time.monotonic()
-    stop = asyncio.Event()
+    stop, ended = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
@@ -83,6 +88,7 @@ async def _play(say: Callable[[str], None], *, mails: int, keep: bool, told: Cal
                 shop.close()
             told(played)
             if keep:
+                ended.set()
                 say(f"Temporal UI: {world.temporal.ui_url}   settings: {world.settings}   Ctrl-C ends it")
                 await stop.wait()
         return played
@@ -90,7 +96,7 @@ async def _play(say: Callable[[str], None], *, mails: int, keep: bool, told: Cal
     playing = asyncio.create_task(whole())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not playing.done() and not keep:
+    if not playing.done() and not ended.is_set():
         playing.cancel()
     try:
         return await playing

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
+import sys
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from sendonce.cli.base import ConfigOption, JsonOption, app
 from sendonce.cli.output import print_fields, print_json, progress
 from sendonce.cli.running import LogLevel, LogLevelOption
 from sendonce.errors import ConfigurationError
+from sendonce.policy import DEFAULT_LANES
 
 if TYPE_CHECKING:
     from sendonce.embedded import EmbeddedPostgres, EmbeddedTemporal
@@ -39,6 +41,12 @@ port = {port}
 tls = "none"
 """
 
+FIRST_MAIL = (
+    "import psycopg, sendonce; c = psycopg.connect('{database_url}'); "
+    "sendonce.enqueue(c, sendonce.OutgoingEmail(key='first', account='{name}', sender='shop@example.org', "
+    "to='ann@example.org', subject='Hello', text='It works.')); c.commit(); c.close()"
+)
+
 
 @app.command()
 def up(
@@ -53,9 +61,11 @@ def up(
     'embedded', nothing else.
 
     Nothing leaves this machine: every account, those of --config too, delivers to the sink, which keeps what it gets
-    in DIR/mailbox. Of --config the lanes and the names of the accounts are taken.
+    in DIR/mailbox. Of --config the lanes and the names of the accounts are taken. Only its own database and its own
+    Temporal are served, whatever the settings and the environment name.
 
-    JSON: one object when everything runs: database_url (with the password), temporal, ui, smtp, mailbox, settings.
+    JSON: one object when everything runs: database_url (with the password), temporal, ui, smtp, mailbox, settings,
+    first_mail (a shell command that enqueues one).
     """
     try:
         import sendonce.embedded  # noqa: F401
@@ -74,12 +84,14 @@ def up(
 async def _run(data: Path, asked: settings.Settings | None, *, as_json: bool) -> None:
     from sendonce.activities.transports.smtp import SmtpSettings, SmtpTransport
     from sendonce.embedded import EmbeddedPostgres, EmbeddedTemporal
+    from sendonce.embedded.process import lock_folder
     from sendonce.store.migrate import migrate
     from sendonce.testing.mailbox import Mailbox
     from sendonce.testing.smtp_server import SmtpServer
-    from sendonce.worker import run_until_signal
+    from sendonce.worker import WorkerConfig, run_until_signal
 
     async with AsyncExitStack() as stack:
+        stack.callback(os.close, lock_folder(data, timeout=0.0))
         with progress(f"starting PostgreSQL and Temporal in {data}"):
             postgres: EmbeddedPostgres = await asyncio.to_thread(
                 EmbeddedPostgres.start, data / "postgres", durable=True
@@ -101,12 +113,16 @@ async def _run(data: Path, asked: settings.Settings | None, *, as_json: bool) ->
                 port=sink.port,
             ),
         )
-        found = settings.load(file)
         names = list(asked.accounts) if asked is not None and asked.accounts else ["default"]
         transports = {name: SmtpTransport(SmtpSettings(host="127.0.0.1", port=sink.port, tls="none")) for name in names}
-        worker = settings.build_worker_config(found, transports)
-        if asked is not None:
-            worker = replace(worker, lanes=asked.lanes, served=asked.worker.lanes)
+        # Not by way of the settings: variables of the environment would win, and the mails of another database would
+        # end in the sink as sent.
+        worker = WorkerConfig(
+            database_url,
+            transports,
+            temporal={"target_host": temporal.target, "namespace": temporal.namespace},
+            lanes=DEFAULT_LANES if asked is None else asked.lanes,
+        )
         fields = {
             "database_url": database_url,
             "temporal": temporal.target,
@@ -114,14 +130,21 @@ async def _run(data: Path, asked: settings.Settings | None, *, as_json: bool) ->
             "smtp": f"127.0.0.1:{sink.port}",
             "mailbox": str(data / "mailbox"),
             "settings": str(file),
+            "first_mail": shlex.join(
+                [sys.executable, "-c", FIRST_MAIL.format(database_url=database_url, name=names[0])]
+            ),
         }
 
         def ready() -> None:
             if as_json:
                 print_json(fields)
             else:
-                print_fields(fields)
+                print_fields({name: value for name, value in fields.items() if name != "first_mail"})
+                # On a line of its own and unwrapped, to be copied.
+                print(f"Enqueue a first mail:\n{fields['first_mail']}")
                 print("Running; Ctrl-C ends it. What is enqueued goes to the sink, wherever it is addressed to.")
+            # Whoever reads this through a pipe waits for it.
+            sys.stdout.flush()
 
         await run_until_signal(worker, ready=ready)
 

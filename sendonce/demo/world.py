@@ -36,6 +36,7 @@ database_url = "{database_url}"
 
 [temporal]
 address = "{target}"
+namespace = "default"
 task_queue_prefix = "demo"
 
 [worker]
@@ -157,14 +158,21 @@ class World:
         log = self.folder / f"worker-{self._workers}.log"
         self.worker = ChildProcess(
             [sys.executable, "-m", "sendonce", "worker", "--config", str(self.settings)],
-            env={**clean_environment(), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            env={
+                **clean_environment(),
+                "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+                # The SDK would read the user's own profile, whose key and TLS belong to another server.
+                "TEMPORAL_CONFIG_FILE": os.devnull,
+            },
             log=log,
         )
-        async with asyncio.timeout(READY_SECONDS):
-            while "ready: " not in log.read_text(encoding="utf-8", errors="replace"):
-                if not self.worker.running:
-                    raise DemoFailed(f"the worker ended at once: {log.read_text(encoding='utf-8')[-2000:]}")
-                await asyncio.sleep(0.05)
+        end = time.monotonic() + READY_SECONDS
+        while "ready: " not in (text := log.read_text(encoding="utf-8", errors="replace")):
+            if not self.worker.running:
+                raise DemoFailed(f"the worker ended at once: {text[-2000:]}")
+            if time.monotonic() > end:
+                raise DemoFailed(f"the worker was not ready within {READY_SECONDS:g} s: {text[-2000:]}")
+            await asyncio.sleep(0.05)
 
     async def _stop_worker(self) -> None:
         if hasattr(self, "worker") and self.worker.running:
@@ -188,12 +196,19 @@ class World:
                 victim.killed.set()
 
     def _kill(self, key: str) -> None:
-        """Kill once nobody else is between offer and mark: what happens to bystanders is another story."""
+        """Kill once nobody else is between offer and mark: what happens to bystanders is another story.
+
+        While the lock is held no other begin can commit, so none slips in before the kill takes effect.
+        """
         others = "SELECT FROM sendonce.email WHERE stage = 'transmitting' AND key <> %s"
-        with psycopg.connect(self.database_url, autocommit=True) as connection:
-            while connection.execute(others, [key]).fetchone() is not None:
+        with psycopg.connect(self.database_url) as connection:
+            while True:
+                connection.execute("LOCK TABLE sendonce.email IN SHARE MODE")
+                if connection.execute(others, [key]).fetchone() is None:
+                    self.worker.kill()
+                    return
+                connection.rollback()
                 time.sleep(0.005)
-            self.worker.kill()
 
     async def _smtp_event(self, name: str, session: SmtpSession) -> None:
         last = session.commands[-1].decode("ascii", "replace") if name == "rcpt" else ""

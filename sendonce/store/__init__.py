@@ -236,6 +236,11 @@ class Store:
         async with self._connection() as conn:
             await sweeps.hold(conn, email_id, why, actor)
 
+    async def alarm(self, email_id: UUID, kind: str, detail: str) -> None:
+        """Raise an alarm about a mail unless one of that kind is open; ``detail`` holds ids and codes only."""
+        async with self._connection() as conn:
+            await sweeps.alarm(conn, email_id, kind, detail)
+
     # Accounts.
 
     async def account_fault(self, account: str, *, code: int, enhanced: str, retry_after: float | None = None) -> None:

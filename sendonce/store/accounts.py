@@ -29,7 +29,7 @@ WITH c AS (SELECT sendonce.clock() AS now), was AS (
     RETURNING name, paused_at
 )
 INSERT INTO sendonce.alarm (at, kind, account, detail)
-SELECT c.now, 'account_paused', %(name)s, %(why)s FROM c, paused
+SELECT c.now, 'account_paused', %(name)s, %(why)s || %(mark)s FROM c, paused
 WHERE NOT EXISTS (SELECT FROM was WHERE was.paused_at IS NOT NULL)
 """
 
@@ -40,7 +40,7 @@ async def fault(
     """Pause the account for the holders of these settings; an alarm when it was not paused yet."""
     first = max(PROBE_FIRST, min(retry_after or 0.0, PROBE_CAP))
     why = f"{code} {enhanced}".strip()
-    params = {"name": name, "digest": digest, "why": why, "first": first, "cap": PROBE_CAP}
+    params = {"name": name, "digest": digest, "why": why, "first": first, "cap": PROBE_CAP, "mark": _mark(digest)}
     await conn.execute(_FAULT, params)
 
 
@@ -52,16 +52,21 @@ WITH c AS (SELECT sendonce.clock() AS now), healed AS (
     RETURNING a.name
 )
 INSERT INTO sendonce.alarm (kind, account, detail, closes)
-SELECT 'account_paused', healed.name, 'works again', (
-    SELECT max(a.id) FROM sendonce.alarm a
-    WHERE a.kind = 'account_paused' AND a.account = healed.name AND a.closes IS NULL)
-FROM healed
+SELECT 'account_paused', healed.name, 'works again' || %(mark)s, a.id
+FROM healed JOIN sendonce.alarm a ON a.account = healed.name AND a.kind = 'account_paused' AND a.closes IS NULL
+WHERE right(a.detail, length(%(mark)s)) = %(mark)s
+    AND NOT EXISTS (SELECT FROM sendonce.alarm b WHERE b.closes = a.id)
 """
+
+
+def _mark(digest: str) -> str:
+    """Which settings an alarm is about, at the end of its detail: each pause closes its own alarm."""
+    return f" (settings {digest[:12]})"
 
 
 async def works(conn: AsyncConnection[Any], name: str, digest: str) -> bool:
     """End a pause; True when there was one."""
-    cursor = await conn.execute(_WORKS, {"name": name, "digest": digest})
+    cursor = await conn.execute(_WORKS, {"name": name, "digest": digest, "mark": _mark(digest)})
     return cursor.rowcount > 0
 
 

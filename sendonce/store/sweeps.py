@@ -109,6 +109,17 @@ async def beat(conn: AsyncConnection[Any], process_id: str, kind: str) -> None:
     )
 
 
+async def alarm(conn: AsyncConnection[Any], email_id: UUID, kind: str, detail: str) -> None:
+    """Raise an alarm about a mail unless one of that kind is open."""
+    async with conn.transaction(), conn.cursor(row_factory=dict_row) as cur:
+        await cur.execute(
+            "SELECT id, account, sendonce.clock() AS now FROM sendonce.email WHERE id = %s FOR UPDATE", [email_id]
+        )
+        row = await cur.fetchone()
+        if row is not None:
+            await alarms.raise_once(conn, kind, row, detail)
+
+
 async def hold(conn: AsyncConnection[Any], email_id: UUID, why: str, actor: str) -> None:
     """Nobody tries this mail until an operator decides; with an alarm. Does nothing to a final or held mail."""
     async with conn.transaction(), conn.cursor(row_factory=dict_row) as cur:

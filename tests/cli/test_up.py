@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,17 @@ from sendonce.testing.mailbox import Mailbox
 COMMAND = [sys.executable, "-m", "sendonce"]
 
 
-def up(folder: Path, log: Path, *options: str) -> tuple[ChildProcess, dict[str, Any]]:
-    """Start it, and return what it says when it is ready."""
-    process = ChildProcess([*COMMAND, "up", "--data", str(folder), "--json", *options], env=dict(os.environ), log=log)
+def up(folder: Path, log: Path, elsewhere: str, *options: str) -> tuple[ChildProcess, dict[str, Any]]:
+    """Start it, and return what it says when it is ready. ``elsewhere``: a database that the environment names."""
+    # Of the person who runs it; none of it may reach the installation.
+    theirs = {
+        "SENDONCE_DATABASE_URL": elsewhere,
+        "SENDONCE_TEMPORAL_ADDRESS": "127.0.0.1:1",
+        "TEMPORAL_NAMESPACE": "elsewhere",
+        "TEMPORAL_API_KEY": "secret",
+    }
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | theirs
+    process = ChildProcess([*COMMAND, "up", "--data", str(folder), "--json", *options], env=environment, log=log)
     while True:
         lines = [line for line in log.read_text().splitlines() if line.startswith("{")]
         if lines:
@@ -46,16 +55,34 @@ def until_stage(url: str, key: str, stage: str) -> None:
             row = connection.execute("SELECT stage FROM sendonce.email WHERE key = %s", [key]).fetchone()
             if row == (stage,):
                 return
+            time.sleep(0.05)
+
+
+def still_running(folder: Path) -> list[str]:
+    """The command lines of processes that name the folder, or work in it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (process / "cmdline").read_text().replace("\0", " ")
+            if str(folder) in line or (process / "cwd").readlink().is_relative_to(folder):
+                found.append(line)
+        except OSError:
+            continue
+    return found
 
 
 @pytest.mark.timeout(150)
-def test_up_delivers_to_its_sink_and_keeps_everything(tmp_path: Path) -> None:
+def test_up_delivers_to_its_sink_and_keeps_everything(tmp_path: Path, database_url: str) -> None:
+    enqueue(database_url, "not-ours")
     folder = tmp_path / "installation"
-    first, told = up(folder, tmp_path / "first.log")
+    first, told = up(folder, tmp_path / "first.log", database_url)
     with first:
+        assert still_running(folder) != []
         assert Path(told["settings"]).stat().st_mode & 0o077 == 0
         enqueue(told["database_url"], "k1")
         until_stage(told["database_url"], "k1", "sent")
+        subprocess.run(told["first_mail"], shell=True, check=True)
+        until_stage(told["database_url"], "first", "sent")
         again = subprocess.run([*COMMAND, "up", "--data", folder], capture_output=True, text=True, check=False)
         assert again.returncode == 2
         assert "another server runs in" in again.stderr
@@ -65,15 +92,18 @@ def test_up_delivers_to_its_sink_and_keeps_everything(tmp_path: Path) -> None:
 
     settings = tmp_path / "sendonce.toml"
     settings.write_text('[accounts.shop]\ntransport = "smtp"\nhost = "mail.example.com"\n')
-    second, told = up(folder, tmp_path / "second.log", "--config", str(settings))
+    second, told = up(folder, tmp_path / "second.log", database_url, "--config", str(settings))
     with second:
         listed = subprocess.run(
             [*COMMAND, "list", "--config", told["settings"], "--json"], capture_output=True, text=True, check=True
         )
-        assert [json.loads(line)["key"] for line in listed.stdout.splitlines()] == ["k1"]
+        assert [json.loads(line)["key"] for line in listed.stdout.splitlines()] == ["first", "k1"]
         # An account of other settings delivers to the sink too.
         enqueue(told["database_url"], "k2", account="shop")
         until_stage(told["database_url"], "k2", "sent")
         second.terminate()
         assert second.wait(60) == 0
+    assert still_running(folder) == []
     assert Mailbox(folder / "mailbox").copies("b@y.example") == 2
+    assert Mailbox(folder / "mailbox").copies("ann@example.org") == 1
+    until_stage(database_url, "not-ours", "pending")

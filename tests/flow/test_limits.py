@@ -127,6 +127,16 @@ async def test_an_unknown_account_alarms_and_waits(flow: Flow, relay: type[Relay
     assert (await flow.email(key))["attempts"] == 0
 
 
+async def test_a_mail_with_a_template_waits_with_an_alarm(flow: Flow, relay: type[Relay]) -> None:
+    transport = relay()
+    async with flow.worker(transport):
+        key = await flow.enqueue(text=None, subject="", template="order_confirmation", parameters={"order": 4711})
+        await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'no_templates'")
+        row = await flow.until_stage(key, "pending")
+    assert (row["attempts"], transport.jobs) == (0, [])
+    assert await flow.alarms() == ["held"]
+
+
 async def test_a_redirect_reaches_nobody_else(flow: Flow, relay: type[Relay]) -> None:
     transport = relay()
     async with flow.worker(transport, redirect_all_to="qa@test.example", allowed_domains=("staff.example",)):

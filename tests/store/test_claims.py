@@ -339,6 +339,17 @@ async def test_a_pause_concerns_only_those_who_hold_the_same_settings(bench: Ben
     assert isinstance(claimed, Claimed)
 
 
+async def test_each_pause_closes_its_own_alarm(bench: Bench) -> None:
+    other = Store(bench.pool, {"default": "settings-2"})
+    await bench.store.account_fault("default", code=535, enhanced="5.7.8")
+    await other.account_fault("default", code=535, enhanced="5.7.8")
+    assert await bench.open_alarms() == ["account_paused", "account_paused"]
+    await bench.store.account_works("default")
+    assert await bench.open_alarms() == ["account_paused"]
+    await other.account_works("default")
+    assert await bench.open_alarms() == []
+
+
 async def test_the_age_clock_stands_while_the_account_is_paused(bench: Bench) -> None:
     bench.lane = replace(bench.lane, retry=RetryPolicy(base=60, factor=1, jitter=0, max_age=100))
     await bench.enqueue()

@@ -495,3 +495,10 @@ def test_the_identity_fits_whatever_the_url() -> None:
     assert one != other
     assert max(len(one), len(other)) <= 200
     assert GatewaySettings(url=long, scope="resend:team-7").identity() == "http:resend:team-7"
+
+
+def test_each_gateway_has_renderings_of_its_own() -> None:
+    one = GatewayTransport(GatewaySettings(url="https://one.example/emails"))
+    two = GatewayTransport(GatewaySettings(url="https://two.example/emails"))
+    assert one.slot(1) == GatewayTransport(GatewaySettings(url="https://one.example/emails")).slot(1)
+    assert len({one.slot(1), one.slot(2), two.slot(1)}) == 3

@@ -204,6 +204,8 @@ def test_headers_that_are_taken() -> None:
     assert mail(headers=headers).headers == headers
     assert refused(headers={"X-Long": "x" * 991}).field == "headers"
     assert refused(headers={"X-A": "1", "x-a": "2"}).field == "headers"
+    # No encoded words may stand there (RFC 2047 5), so nothing could carry it.
+    assert refused(headers={"List-Id": "Bücher <books.example.org>"}).field == "headers"
 
 
 @pytest.mark.parametrize(

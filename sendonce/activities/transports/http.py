@@ -8,6 +8,7 @@ nothing of the request was written → ``NotOffered`` (or ``AccountFault`` for a
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -49,6 +50,7 @@ class GatewayTransport:
         ``ca_file`` cannot be read.
         """
         self.settings = settings
+        self._slot = hashlib.sha256(settings.url.encode()).hexdigest()[:12]
         self._now = now
         context = ssl.create_default_context(cafile=settings.ca_file)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -77,8 +79,11 @@ class GatewayTransport:
         return self.settings.key_window
 
     def slot(self, generation: int) -> str:
-        """The body names its recipients, so each generation has its own."""
-        return f"request:{generation}"
+        """The body names its recipients, so each generation has its own; and so has each URL.
+
+        A request that was pinned for another gateway and never offered is made anew for this one.
+        """
+        return f"request:{generation}:{self._slot}"
 
     def render(self, mail: Mail, recipients: tuple[Recipient, ...], provider_key: str) -> Rendering:
         """The request without its secrets."""

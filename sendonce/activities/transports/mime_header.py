@@ -11,22 +11,17 @@ import base64
 import re
 
 from sendonce.errors import InvalidEmail
-from sendonce.message import LINE_LIMIT, Address
+from sendonce.message import LINE_LIMIT, STRUCTURED, Address
 
 FOLD_AT = 76
 """Fields made of several items are folded at this length (RFC 2047 2: lines with encoded words hold no more)."""
 
-# Fields whose syntax has no place for encoded words (RFC 2047 5 (3)); everything else a caller may set is free text.
-_STRUCTURED = re.compile(
-    r"(?i)list-.*|in-reply-to|references|auto-submitted|precedence|priority|importance|x-priority|errors-to"
-    r"|disposition-notification-to|feedback-id|archived-at|expires|supersedes|original-message-id"
-)
 _PLAIN_PHRASE = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?: [A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*")
 
 
 def custom(name: str, value: str) -> str:
     """A field of the caller's, without its final CRLF. Raises :class:`InvalidEmail`."""
-    return structured(name, value) if _STRUCTURED.fullmatch(name) else unstructured(name, value)
+    return structured(name, value) if STRUCTURED.fullmatch(name) else unstructured(name, value)
 
 
 def unstructured(name: str, text: str) -> str:
@@ -40,10 +35,8 @@ def unstructured(name: str, text: str) -> str:
 def structured(name: str, text: str) -> str:
     """A field whose syntax allows no encoded words: as it is, folded between items only when it would not fit.
 
-    Raises :class:`InvalidEmail` for text that is not ASCII.
+    ``text`` is ASCII; :mod:`sendonce.message` takes no other.
     """
-    if not text.isascii():
-        raise InvalidEmail("headers", f"{name} takes ASCII only: write other characters %-encoded or leave them out")
     plain = f"{name}: {text}"
     return plain if len(plain) <= LINE_LIMIT else fold(name, text.split())
 

@@ -69,7 +69,8 @@ class SmtpSettings(BaseModel):
     @classmethod
     def _usual_port(cls, data: Any) -> Any:
         if isinstance(data, dict) and not data.get("port"):
-            return {**data, "port": USUAL_PORT.get(data.get("tls", "starttls"), 0)}
+            tls = data.get("tls", "starttls")
+            return {**data, "port": USUAL_PORT.get(tls, 0) if isinstance(tls, str) else 0}
         return data
 
     @model_validator(mode="after")

@@ -131,7 +131,8 @@ CREATE TABLE sendonce.recipient (
 );
 CREATE INDEX ix_recipient_mailbox ON sendonce.recipient (mailbox);
 
--- The rendered bytes, insert-once: everyone sends what this table returns. slot is 'mime', or 'request:<generation>'.
+-- The rendered bytes, insert-once: everyone sends what this table returns. slot is 'mime', or
+-- 'request:<generation>:<digest of the URL>'.
 CREATE TABLE sendonce.pinned (
     email_id        uuid NOT NULL CONSTRAINT fk_pinned_email REFERENCES sendonce.email (id) ON DELETE CASCADE,
     slot            text NOT NULL,

@@ -161,7 +161,8 @@ async def serve(
             lease_seconds=config.lease_seconds,
             renew_seconds=config.renew_seconds,
         )
-        upkeep = Upkeep(store, poker, config.lanes, worker_id)
+        served = [lane.name for lane in config.served_lanes()]
+        upkeep = Upkeep(store, poker, config.lanes, worker_id, served)
         loops = _Loops()
         closing.push_async_callback(loops.end)
         loops.start(forever("leases", config.renew_seconds, keeper.renew, health))

@@ -34,7 +34,8 @@ class AccountWatch:
         outcomes = list(result.outcomes.values())
         faults = [o for o in outcomes if isinstance(o, AccountFault)]
         if faults:
-            await self._pause(account, faults[0].reply.code, faults[0].reply.enhanced, faults[0].retry_after)
+            reply = faults[0].reply
+            await self._pause(account, reply.code, reply.enhanced, faults[0].retry_after, probe=probe)
         elif any(_proves(o, reached=reached) for o in outcomes):
             self._failed.pop(account, None)
             if probe or account in self._paused:
@@ -44,11 +45,21 @@ class AccountWatch:
             failed = self._failed.setdefault(account, set())
             failed.add(email_id)
             if probe or len(failed) >= self._breaker_mails:
-                await self._pause(account, outcomes[0].reply.code, OUTAGE, None)
+                await self._pause(account, outcomes[0].reply.code, OUTAGE, None, probe=probe)
+        elif probe:
+            await self._store.give_probe_back(account)
 
-    async def _pause(self, account: str, code: int, enhanced: str, retry_after: float | None) -> None:
+    async def no_answer(self, account: str) -> None:
+        """The probe did not come as far as an outcome."""
+        await self._store.give_probe_back(account)
+
+    async def _pause(
+        self, account: str, code: int, enhanced: str, retry_after: float | None, *, probe: bool
+    ) -> None:
         # The reason is shown in alarms and logs: a code, never a provider's prose.
-        await self._store.account_fault(account, code=code, enhanced=safe_code(enhanced), retry_after=retry_after)
+        await self._store.account_fault(
+            account, code=code, enhanced=safe_code(enhanced), retry_after=retry_after, probe=probe
+        )
         self._paused.add(account)
         self._failed.pop(account, None)
 

@@ -160,10 +160,14 @@ class Delivery(DeliverySteps):
 
     async def _carry_out(self, flight: Flight, answer: Claimed | Standing | Paused, *, probe: bool) -> AttemptAnswer:
         if not isinstance(answer, Claimed):
+            if probe:
+                await self._accounts.no_answer(flight.ticket.account)
             return to_answer(answer)
         transmission = Transmission(self._means, flight, answer)
         came = await transmission.conclude()
         if isinstance(came, GiveBack):
+            if probe:
+                await self._accounts.no_answer(answer.account)
             return await self._give_back(answer, came)
         standing = await self._settle(flight, answer, came)
         try:

@@ -142,7 +142,6 @@ class StoreGate:
             raise Fenced(answer.why)
         self.state = Offer.BEGUN
         self._flight.begun(sent, answer.answer_seconds)
-        self._flights.end_quiet(self._claimed.email_id)
 
     def offered(self) -> None:
         """The write that can lead to acceptance comes now.

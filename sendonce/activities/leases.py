@@ -53,7 +53,10 @@ class LeaseKeeper:
             self._health.away()
             raise
         for lease, flight in flights.items():
-            if lease in held:
+            if held.get(lease):
                 flight.confirm(sent)
+            elif lease in held:
+                # Locked by somebody at this moment: neither renewed nor lost; the next round tells.
+                continue
             elif flight.phase is Phase.CLAIMED:
                 flight.stop("lease_lost")

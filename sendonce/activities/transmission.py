@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 import psycopg
 
@@ -152,6 +153,8 @@ class Transmission:
             pinned = await self._pinned(transport, content, envelope, slot, key)
         except InvalidEmail as error:
             return _invalid(ordinals, error)
+        # What takes a process down is making the mail, not waiting for its relay: let the others in again.
+        means.flights.end_quiet(claimed.email_id)
         terms = Terms(slot, pinned.digest, key, transport.identity, transport.key_window, means.window_margin)
         self._gate = StoreGate(
             means.store,
@@ -206,7 +209,7 @@ class Transmission:
     ) -> tuple[Rendering, bytes]:
         claimed = self._claimed
         mail = Mail(
-            str(claimed.email_id), claimed.key, claimed.account, claimed.message_id, claimed.created_at, content
+            str(claimed.email_id), claimed.key, claimed.account, claimed.message_id, _date(claimed), content
         )
         rendering = transport.render(mail, envelope.recipients, key)
         return rendering, rendering.digest()
@@ -227,6 +230,12 @@ class Transmission:
     def _corrupt(self, what: str) -> _CannotSend:
         logger.error("%s: email_id=%s; nothing was sent", what, self._claimed.email_id)
         return _CannotSend(GiveBack("pin_corrupt", LONGEST_FAULT_DELAY))
+
+
+def _date(claimed: Claimed) -> datetime:
+    """When the mail was to be sent: for one that waits for its day, that day. The same for every rendering."""
+    assert not isinstance(claimed.content, InvalidEmail)
+    return max(claimed.created_at, claimed.content.send_after or claimed.created_at)
 
 
 def _invalid(ordinals: tuple[int, ...], error: InvalidEmail) -> AttemptResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import psycopg
 
@@ -51,8 +51,11 @@ async def forever(name: str, seconds: float, body: Callable[[], Awaitable[object
 class Upkeep:
     """The rounds; each is to be called every :data:`UPKEEP_SECONDS`, by every worker."""
 
-    def __init__(self, store: Store, poker: Poker, lanes: Mapping[str, LanePolicy], worker: str) -> None:
+    def __init__(self, store: Store, poker: Poker, lanes: Mapping[str, LanePolicy], worker: str, served: Sequence[str]
+    ) -> None:
+        """``lanes`` are all of the installation, ``served`` those of this process."""
         self._store = store
+        self._served = list(served)
         self._poker = poker
         self._lanes = lanes
         self._worker = worker
@@ -69,7 +72,7 @@ class Upkeep:
 
     async def beat(self) -> None:
         """Say that this process is alive."""
-        await self._store.beat(self._worker, "worker")
+        await self._store.beat(self._worker, "worker", self._served)
 
 
 async def _log(alarm: Alarm) -> None:

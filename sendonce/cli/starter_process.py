@@ -71,10 +71,13 @@ async def _serve(config: WorkerConfig) -> None:
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(starter.run(asyncio.Event()))
-            group.create_task(forever("heartbeat", UPKEEP_SECONDS, lambda: store.beat(name, "starter"), StoreHealth()))
+            served = [lane.name for lane in config.served_lanes()]
+            group.create_task(
+                forever("heartbeat", UPKEEP_SECONDS, lambda: store.beat(name, "starter", served), StoreHealth())
+            )
             if config.notify:
                 group.create_task(listen(config.database_url, starter.wake))
-            logger.info("ready: starter=%s lanes=%s", name, ",".join(lane.name for lane in config.served_lanes()))
+            logger.info("ready: starter=%s lanes=%s", name, ",".join(served))
 
 
 async def _reached(what: str, connect: Callable[[], Awaitable[_Found]]) -> _Found:

@@ -186,9 +186,15 @@ class EmbeddedTemporal:
         """Start the process; True when it answers, False when it ended instead."""
         self._port = self._fixed_port or free_port()
         self._ui_port = self._fixed_ui_port or (free_port() if self._ui else 0)
-        check_port(self._port)
-        if self._ui:
-            check_port(self._ui_port)
+        try:
+            check_port(self._port)
+            if self._ui:
+                check_port(self._ui_port)
+        except EmbeddedServerError:
+            if self._fixed_port is not None or self._fixed_ui_port is not None:
+                raise
+            # Somebody took it since it was free; another one is chosen.
+            return False
         storage = ["--db-filename", str(self.folder / _DATABASE)]
         # Its data need not survive a power cut, and waiting for the disk would halve the throughput.
         storage += ["--sqlite-pragma", "journal_mode=WAL", "--sqlite-pragma", "synchronous=off"]

@@ -63,7 +63,7 @@ class TemporalSettings(_Section):
     namespace: str | None = Field(default=None, min_length=1, max_length=255)
     """Wins over the SDK's configuration. Default: that, else ``default``."""
     task_queue_prefix: str = Field(default="sendonce", pattern=r"^[A-Za-z0-9_.-]{1,50}$")
-    """Task queues are called ``<prefix>-<lane>``: one prefix per installation in a namespace."""
+    """Task queues are called ``<prefix>-<lane>``. Workflow ids are the keys: one namespace per installation."""
 
 
 class WorkerSettings(_Section):

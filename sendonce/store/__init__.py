@@ -170,8 +170,8 @@ class Store:
                 lease_seconds=lease_seconds,
             )
 
-    async def renew(self, leases: Sequence[UUID], lease_seconds: float) -> set[UUID]:
-        """Renew all leases of the process in one statement; returns those that still stand."""
+    async def renew(self, leases: Sequence[UUID], lease_seconds: float) -> dict[UUID, bool]:
+        """Renew all leases of the process in one statement; returns those that still stand, and whether renewed."""
         async with self._connection() as conn:
             return await claims.renew(conn, leases, lease_seconds)
 
@@ -243,12 +243,25 @@ class Store:
 
     # Accounts.
 
-    async def account_fault(self, account: str, *, code: int, enhanced: str, retry_after: float | None = None) -> None:
-        """Pause the account for the holders of our settings, with an alarm."""
+    async def account_fault(
+        self, account: str, *, code: int, enhanced: str, retry_after: float | None = None, probe: bool = False
+    ) -> None:
+        """Pause the account for the holders of our settings, with an alarm; ``probe``: it was the probe that failed."""
         async with self._connection() as conn:
             await accounts.fault(
-                conn, account, self._digests.get(account, ""), code=code, enhanced=enhanced, retry_after=retry_after
+                conn,
+                account,
+                self._digests.get(account, ""),
+                code=code,
+                enhanced=enhanced,
+                retry_after=retry_after,
+                probe=probe,
             )
+
+    async def give_probe_back(self, account: str) -> None:
+        """The probe told nothing: another may pass soon."""
+        async with self._connection() as conn:
+            await accounts.give_probe_back(conn, account, self._digests.get(account, ""))
 
     async def account_works(self, account: str) -> bool:
         """End a pause; True when there was one."""
@@ -291,20 +304,22 @@ class Store:
     async def sweep_silent(self, lanes: Mapping[str, LanePolicy], *, actor: str) -> list[Startable]:
         """Silent offers become ``unknown``, old unknowns are closed; returns the mails whose workflows want a poke."""
         async with self._connection() as conn:
+            await sweeps.expire_unstarted(conn, lanes, actor)
             found = await sweeps.silent(conn, lanes, actor)
             return found + await sweeps.close_unknowns(conn, lanes, actor)
 
     async def raise_due_alarms(self) -> int:
-        """Raise the alarms whose time has come."""
+        """Raise the alarms whose time has come, and end pauses that nobody probes; returns how many were raised."""
         async with self._connection() as conn:
-            return await sweeps.raise_due_alarms(conn)
+            await accounts.forget_pauses(conn)
+            return await sweeps.raise_due_alarms(conn) + await sweeps.unserved(conn)
 
     async def deliver_alarms(self, handler: Callable[[alarms.Alarm], Awaitable[None]], limit: int = 100) -> int:
         """Hand undelivered alarms to ``handler``; at least once each."""
         async with self._connection() as conn:
             return await alarms.deliver(conn, handler, limit)
 
-    async def beat(self, process_id: str, kind: str) -> None:
-        """Say that this process is alive."""
+    async def beat(self, process_id: str, kind: str, lanes: Sequence[str]) -> None:
+        """Say that this process (``kind``: worker or starter) is alive and serves ``lanes``."""
         async with self._connection() as conn:
-            await sweeps.beat(conn, process_id, kind)
+            await sweeps.beat(conn, process_id, kind, lanes)

@@ -349,7 +349,9 @@ v AS MATERIALIZED (
         WHEN r.generation = %(generation)s AND r.generation_open AND NOT EXISTS (
             SELECT FROM g WHERE g.digest = %(digest)s AND g.identity = %(identity)s AND g.slot = %(slot)s
                 AND g.provider_key = %(provider_key)s AND g.envelope = %(offered)s::integer[]) THEN 'pins_differ'
-        WHEN r.generation = %(generation)s AND r.generation_open AND r.replay_until <= r.now THEN 'window_over'
+        WHEN r.generation = %(generation)s AND r.generation_open AND coalesce(
+            (SELECT g.first_begun_at FROM g) + (%(key_window)s::float8 - %(window_margin)s) * interval '1 second'
+            <= r.now, true) THEN 'window_over'
         ELSE 'ok' END AS verdict
     FROM r
 ),
@@ -358,6 +360,10 @@ opened AS (
         (email_id, generation, slot, digest, envelope, provider_key, identity, first_begun_at)
     SELECT id, %(generation)s, %(slot)s, %(digest)s, %(offered)s::integer[], %(provider_key)s, %(identity)s, now
     FROM v WHERE verdict = 'ok' AND NOT (generation = %(generation)s AND generation_open)
+),
+shut AS (
+    -- The account's window is shorter than it was when the mail was offered, or gone: no replay is planned any more.
+    UPDATE sendonce.email e SET replay_until = NULL FROM v WHERE e.id = v.id AND v.verdict = 'window_over'
 ),
 begun AS (
     UPDATE sendonce.email e SET
@@ -430,20 +436,28 @@ async def begin(
     return Begun(answer_seconds) if verdict == "ok" else BeginRefused(verdict)
 
 
+# A row that somebody else holds locked is passed over, not waited for: one mail must not cost the others their leases.
 _RENEW = """
 WITH mine AS (
     SELECT id FROM sendonce.email
-    WHERE stage IN ('claimed', 'transmitting') AND lease_id = ANY(%(leases)s) ORDER BY id FOR UPDATE
+    WHERE stage IN ('claimed', 'transmitting') AND lease_id = ANY(%(leases)s) ORDER BY id FOR UPDATE SKIP LOCKED
+), renewed AS (
+    UPDATE sendonce.email e SET lease_until = sendonce.clock() + %(lease_seconds)s * interval '1 second'
+    FROM mine WHERE e.id = mine.id RETURNING e.lease_id
 )
-UPDATE sendonce.email e SET lease_until = sendonce.clock() + %(lease_seconds)s * interval '1 second'
-FROM mine WHERE e.id = mine.id RETURNING e.lease_id
+SELECT e.lease_id, e.lease_id IN (SELECT lease_id FROM renewed) FROM sendonce.email e
+WHERE e.stage IN ('claimed', 'transmitting') AND e.lease_id = ANY(%(leases)s)
 """
 
 
-async def renew(conn: AsyncConnection[Any], leases: Sequence[UUID], lease_seconds: float) -> set[UUID]:
-    """Renew all leases of a process in one statement; returns those that still stand."""
+async def renew(conn: AsyncConnection[Any], leases: Sequence[UUID], lease_seconds: float) -> dict[UUID, bool]:
+    """Renew all leases of a process in one statement.
+
+    Returns those that still stand: True when renewed, False when another transaction holds the row at this moment.
+    A lease that is missing is lost.
+    """
     cursor = await conn.execute(_RENEW, {"leases": list(leases), "lease_seconds": lease_seconds})
-    return {row[0] for row in await cursor.fetchall()}
+    return {row[0]: row[1] for row in await cursor.fetchall()}
 
 
 _RELEASE = """

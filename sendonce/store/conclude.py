@@ -12,6 +12,7 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import dict_row
 
+from sendonce.errors import ConfigurationError
 from sendonce.outcome import AttemptResult, NotOffered, Outcome, outcome_from_json
 from sendonce.policy import LanePolicy, RetryPolicy
 from sendonce.stages import (
@@ -52,9 +53,12 @@ class Mail:
         return Stage(self.row["stage"])
 
 
+# An open pause counts up to its last sign of life: workers whose settings are gone for good must not stop the age clock.
 _LOCK = """
 SELECT e.*, c.now,
-    coalesce((SELECT sum(a.paused_total + CASE WHEN a.paused_at IS NULL THEN interval '0' ELSE c.now - a.paused_at END)
+    coalesce((SELECT sum(a.paused_total + CASE WHEN a.paused_at IS NULL THEN interval '0' ELSE
+                greatest(interval '0', least(c.now, coalesce(a.probe_until, a.probe_at) + interval '15 minutes')
+                    - a.paused_at) END)
               FROM sendonce.account a WHERE a.name = e.account), interval '0') AS paused
 FROM sendonce.email e, (SELECT sendonce.clock() AS now) c WHERE e.id = %(id)s FOR UPDATE OF e
 """
@@ -168,7 +172,7 @@ def _plan(
     poison: bool,
 ) -> _Plan:
     row, now = mail.row, mail.row["now"]
-    retry = RetryPolicy.from_json(row["retry"]) if row["retry"] else lane.retry
+    retry = _retry(row, lane)
     counted = [a for a in mail.attempts if a["counted"] and a["number"] > row["requeue_floor"]]
     if counted and row["first_attempt_at"] is None:
         row["first_attempt_at"], row["pause_base"] = counted[0]["claimed_at"], row["paused"]
@@ -185,15 +189,15 @@ def _plan(
     wished = max(
         (getattr(o, "retry_after", None) or 0.0 for o in (result.outcomes if result else {}).values()), default=0
     )
-    if not counted:
+    if result is None and row["next_attempt_at"] is not None:
+        # Nothing was tried: what was planned stands.
+        wait = max(0.0, (row["next_attempt_at"] - now).total_seconds())
+    elif not counted:
         wait = UNCOUNTED_DELAY if result is not None else 0.0
     elif this_counts:
         wait = retry.after(len(counted), age, retry_after=wished)
     else:
         wait = max(UNCOUNTED_DELAY, min(wished, retry.cap))
-    if result is None and row["next_attempt_at"] is not None and wait is not None:
-        # Nothing was tried: what was planned stands.
-        wait = max(0.0, (row["next_attempt_at"] - now).total_seconds())
     limits = Limits(
         cancelled=cancelled,
         expired=expired,
@@ -203,7 +207,7 @@ def _plan(
     verdict = email_stage(stages, limits)
     generation = next_generation(row["generation"], mail.facts, views)
     if verdict.stage is Stage.UNKNOWN:
-        wait = _unknown_wait(row, lane, None if cancelled or expired else wait, stopped=cancelled or expired)
+        wait = _unknown_wait(row, lane, wait, stopped=cancelled or expired)
     elif verdict.stage.final:
         wait = None
     elif wait is not None and row["expires_at"] is not None:
@@ -222,20 +226,29 @@ def _plan(
     )
 
 
+def _retry(row: dict[str, Any], lane: LanePolicy) -> RetryPolicy:
+    try:
+        return RetryPolicy.from_json(row["retry"]) if row["retry"] else lane.retry
+    except ConfigurationError:
+        # Written past the typed API. The content is refused for it; concluding must not fail on it.
+        return lane.retry
+
+
 _OPEN = (RecipientStage.OUTSTANDING, RecipientStage.DEFERRED, RecipientStage.UNANSWERED)
 
 
 def _unknown_wait(row: dict[str, Any], lane: LanePolicy, wait: float | None, *, stopped: bool) -> float | None:
     """Until the replay under the provider's key, or the one resend of the policy; None: held."""
-    if stopped:
+    if stopped or wait is None:
         return None
     now = row["now"]
-    if wait is not None and row["replay_until"] is not None:
+    if row["replay_until"] is not None:
         left = float((row["replay_until"] - now).total_seconds())
         if wait < left:
             return wait
     if (row["unknown_policy"] or lane.unknown) == "resend" and row["resends"] == 0 and row["answer_by"] is not None:
-        return max(0.0, float((row["answer_by"] - now).total_seconds()))
+        # The resend is tried until it is begun, by the retry policy like every try.
+        return max(wait, float((row["answer_by"] - now).total_seconds()))
     return None
 
 

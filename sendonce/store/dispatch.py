@@ -29,8 +29,22 @@ paused AS MATERIALIZED (
 )
 """
 
+# The accounts that have unstarted rows in a lane, each found by one step through the index.
+_ACCOUNTS = """
+accounts (account) AS (
+    (SELECT e.account FROM sendonce.email e
+     WHERE e.lane = %(lane)s AND e.stage = 'pending' AND e.started_at IS NULL ORDER BY e.account LIMIT 1)
+    UNION ALL
+    SELECT (SELECT e.account FROM sendonce.email e
+            WHERE e.lane = %(lane)s AND e.stage = 'pending' AND e.started_at IS NULL AND e.account > a.account
+            ORDER BY e.account LIMIT 1)
+    FROM accounts a WHERE a.account IS NOT NULL
+)
+"""
+
 _UNSTARTED = f"""
-WITH c AS MATERIALIZED (SELECT sendonce.clock() AS now),
+WITH RECURSIVE c AS MATERIALIZED (SELECT sendonce.clock() AS now),
+{_ACCOUNTS},
 {_PAUSED},
 -- In flight, or started and due; sleepers never count, and neither do workflows that have not been seen for a minute.
 busy AS MATERIALIZED (
@@ -43,27 +57,30 @@ busy AS MATERIALIZED (
             AND e.next_attempt_at <= c.now AND greatest(e.started_at, e.seen_at) > c.now - interval '60 seconds'
     ) b GROUP BY account
 ),
-full_accounts AS MATERIALIZED (
-    SELECT account FROM busy WHERE n >= %(ceiling)s
-    UNION ALL SELECT name FROM paused WHERE NOT probe_due
-    UNION ALL SELECT unnest(%(full)s::text[])
+-- Every worker process that serves the lane brings places of its own.
+workers AS MATERIALIZED (
+    SELECT greatest(1, count(*)) AS n FROM sendonce.process p, c
+    WHERE p.kind = 'worker' AND %(lane)s = ANY (p.lanes) AND p.beat_at > c.now - interval '15 seconds'
 ),
-due AS MATERIALIZED (
-    SELECT e.id, e.account, e.next_attempt_at FROM sendonce.email e
-    WHERE e.lane = %(lane)s AND e.stage = 'pending' AND e.started_at IS NULL AND e.held_why IS NULL
-        AND e.next_attempt_at <= (SELECT now FROM c) + %(ahead)s * interval '1 second'
-        AND e.account NOT IN (SELECT account FROM full_accounts)
-    ORDER BY e.next_attempt_at, e.id LIMIT %(limit)s FOR UPDATE OF e SKIP LOCKED
+room AS MATERIALIZED (
+    SELECT a.account, CASE WHEN p.name IS NULL THEN %(ceiling)s * w.n - coalesce(b.n, 0)
+            WHEN p.probe_due THEN 1 ELSE 0 END AS places
+    FROM accounts a CROSS JOIN workers w
+        LEFT JOIN busy b ON b.account = a.account
+        LEFT JOIN paused p ON p.name = a.account
+    WHERE a.account <> ALL (%(full)s::text[])
 ),
-ranked AS (
-    SELECT d.id, d.account, row_number() OVER (PARTITION BY d.account ORDER BY d.next_attempt_at, d.id) AS place
-    FROM due d
-),
-chosen AS (
-    SELECT r.id FROM ranked r
-        LEFT JOIN busy b ON b.account = r.account
-        LEFT JOIN paused p ON p.name = r.account
-    WHERE r.place <= CASE WHEN p.name IS NULL THEN %(ceiling)s - coalesce(b.n, 0) ELSE 1 END
+-- Account by account, so that one account's backlog is neither read through nor in front of another's mail.
+chosen AS MATERIALIZED (
+    SELECT d.id FROM room r, LATERAL (
+        SELECT e.id, e.next_attempt_at FROM sendonce.email e
+        WHERE e.lane = %(lane)s AND e.account = r.account AND e.stage = 'pending' AND e.started_at IS NULL
+            AND e.held_why IS NULL
+            AND e.next_attempt_at <= (SELECT now FROM c) + %(ahead)s * interval '1 second'
+        ORDER BY e.next_attempt_at, e.id LIMIT least(r.places, %(limit)s) FOR UPDATE OF e SKIP LOCKED
+    ) d
+    WHERE r.places > 0
+    ORDER BY d.next_attempt_at, d.id LIMIT %(limit)s
 )
 UPDATE sendonce.email e SET started_at = c.now FROM chosen, c WHERE e.id = chosen.id
 RETURNING e.id AS email_id, e.key, e.account, e.lane
@@ -82,8 +99,8 @@ async def unstarted(
 ) -> list[Startable]:
     """Stamp and return rows that were never started and are due within ``ahead_seconds``, oldest first.
 
-    At most ``ceiling`` mails per account of this lane are in flight or started and due; an account in
-    ``accounts_full`` gets none. A paused account starts one, its probe, when that is due.
+    At most ``ceiling`` mails per account of this lane, for each worker process that serves it, are in flight or started
+    and due; an account in ``accounts_full`` gets none. A paused account starts one, its probe, when that is due.
     """
     params = {
         "lane": lane,
@@ -109,7 +126,7 @@ async def unstamp(conn: AsyncConnection[Any], email_ids: Sequence[UUID]) -> None
 
 # Neither started nor seen for a minute; twice as long after each restart that nobody answered.
 _QUIET = """
-    e.held_why IS NULL AND greatest(e.started_at, e.seen_at)
+    e.held_why IS NULL AND greatest(e.started_at, e.seen_at, e.next_attempt_at)
         <= (SELECT now FROM c) - %(after)s * 2 ^ least(e.starts, 6) * interval '1 second'
 """
 
@@ -155,9 +172,13 @@ async def overdue(
         return await (await cur.execute(_OVERDUE, params)).fetchall()
 
 
-_DUE_IN = """
-SELECT extract(epoch FROM next_attempt_at - sendonce.clock())::float8 FROM sendonce.email
-WHERE lane = %(lane)s AND stage = 'pending' AND started_at IS NULL ORDER BY next_attempt_at LIMIT 1
+_DUE_IN = f"""
+WITH RECURSIVE {_ACCOUNTS}
+SELECT extract(epoch FROM min(first.next_attempt_at) - sendonce.clock())::float8 FROM accounts a, LATERAL (
+    SELECT e.next_attempt_at FROM sendonce.email e
+    WHERE e.lane = %(lane)s AND e.account = a.account AND e.stage = 'pending' AND e.started_at IS NULL
+    ORDER BY e.next_attempt_at LIMIT 1
+) first
 """
 
 

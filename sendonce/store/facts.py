@@ -240,4 +240,5 @@ async def requeue(
             " maybe_accepted = false, started_at = NULL, seen_at = NULL WHERE id = %(id)s",
             {**fresh, "id": email_id},
         )
+        await alarms.close(conn, str(mail.stage), mail.id, "requeued")
         return await conclude(conn, mail, lane=lane, cause="requeued", actor=actor, reopen=True)

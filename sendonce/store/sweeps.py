@@ -5,7 +5,7 @@ Each row is its own short transaction under SKIP LOCKED, so that many workers sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -99,13 +99,79 @@ async def raise_due_alarms(conn: AsyncConnection[Any], limit: int = 200) -> int:
     return len(rows)
 
 
-async def beat(conn: AsyncConnection[Any], process_id: str, kind: str) -> None:
-    """Say that this process is alive."""
+UNSERVED_SECONDS = 300.0
+"""A mail that has been due for so long, and that no starter has looked at, is alarmed: does anybody serve its lane?"""
+
+_UNSERVED = """
+WITH RECURSIVE lanes (lane) AS (
+    (SELECT lane FROM sendonce.email WHERE stage = 'pending' AND started_at IS NULL ORDER BY lane LIMIT 1)
+    UNION ALL
+    SELECT (SELECT e.lane FROM sendonce.email e
+            WHERE e.stage = 'pending' AND e.started_at IS NULL AND e.lane > l.lane ORDER BY e.lane LIMIT 1)
+    FROM lanes l WHERE l.lane IS NOT NULL
+)
+SELECT first.id, first.account, l.lane, sendonce.clock() AS now FROM lanes l, LATERAL (
+    SELECT e.id, e.account FROM sendonce.email e
+    WHERE e.lane = l.lane AND e.stage = 'pending' AND e.started_at IS NULL
+        AND e.next_attempt_at <= sendonce.clock() - %(after)s * interval '1 second'
+    ORDER BY e.account, e.next_attempt_at LIMIT 1
+) first
+WHERE NOT EXISTS (SELECT FROM sendonce.process p
+                  WHERE l.lane = ANY (p.lanes) AND p.beat_at > sendonce.clock() - interval '60 seconds')
+"""
+
+_SERVED_AGAIN = """
+INSERT INTO sendonce.alarm (kind, email_id, account, detail, closes)
+SELECT a.kind, a.email_id, a.account, 'served again', a.id
+FROM sendonce.alarm a LEFT JOIN sendonce.email e ON e.id = a.email_id
+WHERE a.kind = 'unserved' AND a.closes IS NULL AND (e.stage <> 'pending' OR e.started_at IS NOT NULL OR e.id IS NULL)
+    AND NOT EXISTS (SELECT FROM sendonce.alarm b WHERE b.closes = a.id)
+"""
+
+
+async def unserved(conn: AsyncConnection[Any]) -> int:
+    """An alarm for each lane whose mail waits while no living process serves it, until somebody does; returns how
+    many such lanes there are.
+    """
+    async with conn.transaction():
+        await conn.execute(_SERVED_AGAIN)
+        async with conn.cursor(row_factory=dict_row) as cur:
+            rows = await (await cur.execute(_UNSERVED, {"after": UNSERVED_SECONDS})).fetchall()
+        for row in rows:
+            await alarms.raise_once(conn, "unserved", row, f"nobody serves lane {row['lane']}")
+    return len(rows)
+
+
+_EXPIRED = """
+SELECT e.id, e.lane FROM sendonce.email e
+WHERE e.stage = 'pending' AND e.started_at IS NULL AND e.expires_at <= sendonce.clock()
+ORDER BY e.expires_at LIMIT 1 FOR UPDATE OF e SKIP LOCKED
+"""
+
+
+async def expire_unstarted(
+    conn: AsyncConnection[Any], lanes: Mapping[str, LanePolicy], actor: str, limit: int = 200
+) -> int:
+    """Mails whose deadline passed before anybody started them: their lane is not served, or their account paused."""
+    done = 0
+    while done < limit:
+        async with conn.transaction(), conn.cursor(row_factory=dict_row) as cur:
+            row = await (await cur.execute(_EXPIRED)).fetchone()
+            if row is None:
+                break
+            await reconsider(conn, row["id"], lane=lane_of(lanes, row["lane"]), cause="expired", actor=actor)
+        done += 1
+    return done
+
+
+async def beat(conn: AsyncConnection[Any], process_id: str, kind: str, lanes: Sequence[str]) -> None:
+    """Say that this process is alive and serves ``lanes``; forget those that have not said so for a day."""
+    await conn.execute("DELETE FROM sendonce.process WHERE beat_at < sendonce.clock() - interval '1 day'")
     await conn.execute(
-        "INSERT INTO sendonce.process (id, kind, started_at, beat_at)"
-        " VALUES (%s, %s, sendonce.clock(), sendonce.clock())"
-        " ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at",
-        [process_id, kind],
+        "INSERT INTO sendonce.process (id, kind, lanes, started_at, beat_at)"
+        " VALUES (%s, %s, %s, sendonce.clock(), sendonce.clock())"
+        " ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at, lanes = excluded.lanes",
+        [process_id, kind, list(lanes)],
     )
 
 

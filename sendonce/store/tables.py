@@ -134,9 +134,15 @@ email = Table(
 Index(
     "ix_email_unstarted",
     email.c.lane,
+    email.c.account,
     email.c.next_attempt_at,
     email.c.id,
     postgresql_where=text("stage = 'pending' AND started_at IS NULL"),
+)
+Index(
+    "ix_email_expiring",
+    email.c.expires_at,
+    postgresql_where=text("stage = 'pending' AND started_at IS NULL AND expires_at IS NOT NULL"),
 )
 Index(
     "ix_email_waiting",
@@ -281,6 +287,7 @@ alarm = Table(
 )
 Index("ix_alarm_undelivered", alarm.c.id, postgresql_where=text("delivered_at IS NULL"))
 Index("ix_alarm_email", alarm.c.email_id, alarm.c.kind)
+Index("ix_alarm_unserved", alarm.c.id, postgresql_where=text("kind = 'unserved'"))
 Index("ix_alarm_closes", alarm.c.closes, postgresql_where=text("closes IS NOT NULL"))
 
 account = Table(
@@ -301,6 +308,7 @@ process = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("kind", Text, nullable=False),
+    Column("lanes", ARRAY(Text), nullable=False),
     Column("started_at", _INSTANT, nullable=False),
     Column("beat_at", _INSTANT, nullable=False),
 )

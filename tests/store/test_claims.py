@@ -88,10 +88,20 @@ async def test_renewal_keeps_a_claim_and_an_offer_and_says_what_is_lost(bench: B
     await bench.advance(15)
     await bench.store.release(three.email_id, three.attempt_id, why="shutdown", actor="w1")
     kept = await bench.store.renew([one.attempt_id, two.attempt_id, three.attempt_id], 20)
-    assert kept == {one.attempt_id, two.attempt_id}
+    assert kept == {one.attempt_id: True, two.attempt_id: True}
     await bench.advance(15)
     assert await bench.begin(one) == Begun(600.0)
     assert await bench.store.sweep_silent({}, actor="w2") == []
+
+
+async def test_a_locked_row_does_not_cost_the_others_their_leases(bench: Bench) -> None:
+    await bench.enqueue("k1")
+    await bench.enqueue("k2")
+    one, two = await bench.claim("k1"), await bench.claim("k2")
+    async with bench.pool.connection() as conn, conn.transaction():
+        await conn.execute("SELECT FROM sendonce.email WHERE id = %s FOR UPDATE", [one.email_id])
+        kept = await bench.store.renew([one.attempt_id, two.attempt_id], 20)
+    assert kept == {one.attempt_id: False, two.attempt_id: True}
 
 
 async def test_release_gives_the_claim_back_uncounted_and_only_by_its_holder(bench: Bench) -> None:
@@ -339,6 +349,40 @@ async def test_a_pause_concerns_only_those_who_hold_the_same_settings(bench: Ben
     assert isinstance(claimed, Claimed)
 
 
+async def test_only_the_probe_of_a_paused_account_puts_the_next_one_off(bench: Bench) -> None:
+    for _ in range(20):
+        await bench.store.account_fault("default", code=454, enhanced="4.7.0")
+    await bench.advance(16)
+    assert await bench.store.take_probe("default")
+    await bench.store.account_fault("default", code=454, enhanced="4.7.0")
+    assert not await bench.store.take_probe("default"), "a straggler took the probe's lease away"
+    await bench.store.account_fault("default", code=454, enhanced="4.7.0", probe=True)
+    await bench.advance(16)
+    assert not await bench.store.take_probe("default")
+    await bench.advance(15)
+    assert await bench.store.take_probe("default")
+    await bench.store.give_probe_back("default")
+    await bench.advance(16)
+    assert await bench.store.take_probe("default")
+
+
+async def test_a_pause_of_settings_that_are_gone_neither_stops_the_age_clock_nor_stays(bench: Bench) -> None:
+    bench.lane = replace(bench.lane, retry=RetryPolicy(base=600, factor=1, jitter=0, max_attempts=100, max_age=7200))
+    gone = Store(bench.pool, {"default": "old-password"})
+    await gone.account_fault("default", code=535, enhanced="5.7.8")
+    await bench.enqueue()
+    answer = await bench.attempt(Deferred(Reply(451)))
+    tries = 1
+    while isinstance(answer, Wait):
+        await bench.advance(601)
+        await bench.store.raise_due_alarms()
+        answer = await bench.attempt(Deferred(Reply(451)))
+        tries += 1
+    assert answer == Finished(Stage.DEAD, 451, attempts=tries)
+    assert 12 <= tries <= 14
+    assert await bench.open_alarms() == ["dead"]
+
+
 async def test_each_pause_closes_its_own_alarm(bench: Bench) -> None:
     other = Store(bench.pool, {"default": "settings-2"})
     await bench.store.account_fault("default", code=535, enhanced="5.7.8")
@@ -355,7 +399,10 @@ async def test_the_age_clock_stands_while_the_account_is_paused(bench: Bench) ->
     await bench.enqueue()
     await bench.attempt(Deferred(Reply(451)))
     await bench.store.account_fault("default", code=401, enhanced="")
-    await bench.advance(5000)
+    for _ in range(6):
+        await bench.advance(901)
+        assert await bench.store.take_probe("default")
+        await bench.store.account_fault("default", code=401, enhanced="", probe=True)
     await bench.store.account_works("default")
     claimed = await bench.claim()
     await bench.begin(claimed)
@@ -371,6 +418,15 @@ async def test_a_held_mail_is_not_tried_and_has_an_alarm(bench: Bench) -> None:
     assert isinstance(answer, Held)
     assert answer.why == "start_refused"
     assert await bench.open_alarms() == ["held"]
+
+
+async def test_a_retry_policy_that_does_not_hold_keeps_no_mail_from_its_end(bench: Bench) -> None:
+    await bench.enqueue(retry={"tries": 3})
+    claimed = await bench.claim()
+    assert isinstance(claimed.content, InvalidEmail)
+    assert claimed.content.field == "retry"
+    answer = await bench.settle(claimed, Refused(Reply(enhanced="invalid:retry")))
+    assert answer == Finished(Stage.FAILED, 0, "invalid:retry", attempts=1)
 
 
 async def test_a_row_that_does_not_hold_is_claimed_with_the_reason(bench: Bench) -> None:

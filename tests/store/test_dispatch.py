@@ -69,6 +69,61 @@ async def test_a_full_account_does_not_keep_another_waiting(bench: Bench) -> Non
     assert [row.key for row in got] == ["z"]
 
 
+async def test_a_backlog_of_one_account_is_not_in_front_of_anothers_mail(bench: Bench) -> None:
+    for n in range(60):
+        await bench.enqueue(f"k{n}")
+    await bench.enqueue("z", account="second")
+    got = await bench.store.unstarted("default", limit=20, ceiling=5)
+    assert Counter(row.account for row in got) == {"default": 5, "second": 1}
+
+
+async def test_every_worker_of_the_lane_brings_places_of_its_own(bench: Bench) -> None:
+    for n in range(30):
+        await bench.enqueue(f"k{n}")
+    await bench.store.beat("w1", "worker", ["default"])
+    await bench.store.beat("w2", "worker", ["default", "bulk"])
+    await bench.store.beat("w3", "worker", ["bulk"])
+    await bench.store.beat("s1", "starter", ["default"])
+    assert len(await bench.store.unstarted("default", limit=100, ceiling=5)) == 10
+    await bench.advance(20)
+    assert await bench.store.unstarted("default", limit=100, ceiling=5) == []
+
+
+async def test_a_lane_that_nobody_serves_is_alarmed_until_somebody_does(bench: Bench) -> None:
+    await bench.store.beat("w1", "worker", ["default"])
+    await bench.enqueue("k1", lane="typo")
+    await bench.enqueue("k2", lane="default")
+    assert await bench.store.raise_due_alarms() == 0
+    await bench.advance(301)
+    await bench.store.beat("w1", "worker", ["default"])
+    for _ in range(3):
+        await bench.store.raise_due_alarms()
+    assert await bench.open_alarms() == ["unserved"]
+    await bench.store.beat("w2", "worker", ["typo"])
+    await bench.store.unstarted("typo", limit=10, ceiling=10)
+    await bench.store.raise_due_alarms()
+    assert await bench.open_alarms() == []
+
+
+async def test_a_deadline_passes_also_where_nobody_starts_anything(bench: Bench) -> None:
+    await bench.enqueue("k1", lane="typo", expires_at="2999-01-01T00:00:00Z")
+    await bench.run("UPDATE sendonce.email SET expires_at = sendonce.clock() + interval '10 seconds'")
+    await bench.store.sweep_silent({}, actor="w1")
+    assert (await bench.email("k1"))["stage"] == "pending"
+    await bench.advance(11)
+    await bench.store.sweep_silent({}, actor="w1")
+    assert (await bench.email("k1"))["stage"] == "expired"
+
+
+async def test_a_sleeper_that_has_just_become_due_is_not_overdue(bench: Bench) -> None:
+    await bench.enqueue()
+    await bench.attempt(Deferred(Reply(451), retry_after=600))
+    await bench.advance(601)
+    assert await bench.store.overdue("default", limit=10) == []
+    await bench.advance(61)
+    assert len(await bench.store.overdue("default", limit=10)) == 1
+
+
 async def test_a_paused_account_starts_nothing_but_its_probe(bench: Bench) -> None:
     for n in range(5):
         await bench.enqueue(f"k{n}")
@@ -169,6 +224,8 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
         "due_in": (dispatch._DUE_IN, {"lane": "default"}),
         "silent": (sweeps._SILENT, {}),
         "closing": (sweeps._CLOSING, {}),
+        "expired": (sweeps._EXPIRED, {}),
+        "unserved": (sweeps._UNSERVED, {"after": 300.0}),
         "alarms": (sweeps._ALARMS.replace("%s", "100"), {}),
         "renew": (claims._RENEW, {"leases": [some], "lease_seconds": 20.0}),
         "lock": (conclude._LOCK, {"id": some}),

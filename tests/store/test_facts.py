@@ -185,6 +185,60 @@ async def test_a_claim_taken_within_the_window_cannot_begin_beyond_it(bench: Ben
     assert await bench.begin(replay, **keyed) == BeginRefused("window_over")
 
 
+@pytest.mark.parametrize("window", [None, 1800.0])
+async def test_a_window_that_was_shortened_since_the_offer_counts(bench: Bench, window: float | None) -> None:
+    await bench.enqueue()
+    await bench.attempt(Unanswered(), key_window=86400.0)
+    await bench.advance(2400)
+    replay = await bench.claim()
+    assert replay.mode == "replay"
+    assert await bench.begin(replay, key_window=window) == BeginRefused("window_over")
+    await bench.store.release(replay.email_id, replay.attempt_id, why="window_over", actor="w1")
+    assert isinstance(await bench.ask(), Held)
+    assert await bench.open_alarms() == ["unknown"]
+
+
+async def test_a_resend_that_does_not_come_to_its_begin_is_tried_by_the_retry_policy(bench: Bench) -> None:
+    await bench.enqueue(unknown="resend")
+    await bench.attempt(Unanswered())
+    await bench.advance(601)
+    waits = []
+    answer: object = None
+    for _ in range(4):
+        claimed = await bench.claim()
+        assert claimed.mode == "resend"
+        answer = await bench.settle(claimed, NotOffered(Reply()))
+        if isinstance(answer, Wait):
+            waits.append(answer.seconds)
+            await bench.advance(answer.seconds + 1)
+    assert waits == [60.0, 120.0, 240.0]
+    assert isinstance(answer, Held)  # five attempts in all
+    assert await bench.open_alarms() == ["unknown"]
+
+
+async def test_evidence_about_one_recipient_leaves_the_others_plan_alone(bench: Bench) -> None:
+    bench.lane = replace(bench.lane, retry=RetryPolicy(base=60, factor=1, jitter=0, max_age=100))
+    await bench.enqueue(to=["a@example.org", "b@example.org"])
+    claimed = await bench.claim()
+    await bench.begin(claimed)
+    await bench.settle(claimed, Deferred(Reply(451)))
+    await bench.advance(50)
+    answer = await prove(bench, accepted=True)
+    assert isinstance(answer, Wait)
+    assert answer.seconds == pytest.approx(10, abs=1)
+
+
+async def test_a_mail_that_dies_a_second_time_is_alarmed_again(bench: Bench) -> None:
+    bench.lane = replace(bench.lane, retry=RetryPolicy(max_attempts=1))
+    email_id = await bench.enqueue()
+    await bench.attempt(Deferred(Reply(451)))
+    assert await bench.open_alarms() == ["dead"]
+    await bench.store.requeue(email_id, lane=bench.lane, actor="ops")
+    assert await bench.open_alarms() == []
+    await bench.attempt(Deferred(Reply(451)))
+    assert await bench.open_alarms() == ["dead"]
+
+
 async def test_evidence_of_acceptance_settles_an_unknown(bench: Bench) -> None:
     await bench.enqueue()
     await bench.attempt(Unanswered())

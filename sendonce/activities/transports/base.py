@@ -65,7 +65,7 @@ class Mail:
     message_id: str
     """With angle brackets."""
     created_at: datetime
-    """Aware; becomes the Date header, so that every rendering carries the same one."""
+    """Aware; becomes the Date header, so that every rendering carries the same one. Never before ``send_after``."""
     content: OutgoingEmail
 
 

@@ -19,6 +19,7 @@ An error code that the settings name as the account's fault makes any 4xx an ``A
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -40,6 +41,7 @@ from sendonce.outcome import (
 KEY_MISMATCH = "key_mismatch"
 NO_ID = "no_id"
 
+_CODE = re.compile(r"[A-Za-z0-9._:\[\]-]{1,100}")
 _REFUSED = frozenset({400, 404, 405, 413, 422})
 _SETTLES_NOTHING = frozenset({408, 421, 425})
 
@@ -91,7 +93,8 @@ def _error_code(content: Any, settings: GatewaySettings) -> str:
     for path in settings.error_paths:
         found = _at(content, path)
         if found:
-            return storable(found)[:100]
+            # A code is kept, prose is not: it may name a recipient, and the whole body stands in the reply's text.
+            return found if _CODE.fullmatch(found) else ""
     return ""
 
 

@@ -82,8 +82,10 @@ CREATE TABLE sendonce.email (
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 1);
 
 -- Never started and due soon: what a starter looks at.
-CREATE INDEX ix_email_unstarted ON sendonce.email (lane, next_attempt_at, id)
+CREATE INDEX ix_email_unstarted ON sendonce.email (lane, account, next_attempt_at, id)
     WHERE stage = 'pending' AND started_at IS NULL;
+CREATE INDEX ix_email_expiring ON sendonce.email (expires_at)
+    WHERE stage = 'pending' AND started_at IS NULL AND expires_at IS NOT NULL;
 -- Started or seen, and waiting: what the overdue rule looks at, and what admission counts.
 CREATE INDEX ix_email_waiting ON sendonce.email (lane, next_attempt_at, id)
     WHERE stage IN ('pending', 'unknown') AND started_at IS NOT NULL;
@@ -217,6 +219,7 @@ CREATE TABLE sendonce.alarm (
 );
 CREATE INDEX ix_alarm_undelivered ON sendonce.alarm (id) WHERE delivered_at IS NULL;
 CREATE INDEX ix_alarm_email ON sendonce.alarm (email_id, kind);
+CREATE INDEX ix_alarm_unserved ON sendonce.alarm (id) WHERE kind = 'unserved';
 CREATE INDEX ix_alarm_closes ON sendonce.alarm (closes) WHERE closes IS NOT NULL;
 
 -- A provider account that is paused for the workers that hold these settings, and the one probe that may pass. The
@@ -237,6 +240,7 @@ CREATE TABLE sendonce.account (
 CREATE TABLE sendonce.process (
     id              text NOT NULL CONSTRAINT pk_process PRIMARY KEY,
     kind            text NOT NULL,
+    lanes           text[] NOT NULL,              -- those it serves
     started_at      timestamptz NOT NULL,
     beat_at         timestamptz NOT NULL
 );

@@ -7,19 +7,15 @@ no unknown fields, and show no addresses or content in their ``repr``.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
-import quopri
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-import idna
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
+from sendonce.checks import envelope_mailbox, header_text, plain_json, storable_text
 from sendonce.errors import ConfigurationError, InvalidEmail
 from sendonce.policy import RetryPolicy, UnknownPolicy
 
@@ -37,15 +33,9 @@ LINE_LIMIT = 998
 _KEY = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 _NAME = re.compile(r"[a-z0-9_-]{1,50}")
 _FTEXT = re.compile(r"[!-9;-~]+")  # RFC 5322 3.6.8
-_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\u0080-\U0010ffff-]+"  # RFC 5321 4.1.2 with RFC 6531 3.3
-_LOCAL = re.compile(rf'{_ATOM}(\.{_ATOM})*|"([ !#-\[\]-~\u0080-\U0010ffff]|\\[ -~])*"')
-_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
-_DOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _ATTRIBUTE = r"[A-Za-z0-9!#$%&'*+.^_`{|}~-]+"  # RFC 2045 5.1
 _MEDIA_TYPE = re.compile(rf'{_ATTRIBUTE}/{_ATTRIBUTE}(; *{_ATTRIBUTE}=({_ATTRIBUTE}|"[ !#-\[\]-~]*"))*')
 _CONTENT_ID = re.compile(rf"{_ATTRIBUTE}(@{_ATTRIBUTE})?")
-# A lookahead, so that words within words are found too.
-_ENCODED_WORD = re.compile(r"(?==\?([^?]*)\?([bq])\?(.*?)\?=)", re.IGNORECASE | re.DOTALL)
 # Fields whose syntax has no place for encoded words (RFC 2047 5 (3)); everything else a caller may set is free text.
 STRUCTURED = re.compile(
     r"(?i)list-.*|in-reply-to|references|auto-submitted|precedence|priority|importance|x-priority|errors-to"
@@ -57,63 +47,8 @@ _OURS = frozenset(
 )
 
 
-def _storable(text: str) -> str:
-    """Refuse what PostgreSQL's text and jsonb cannot hold: U+0000 and lone surrogates (its manual, 8.3 and 8.14)."""
-    if "\x00" in text:
-        raise ValueError("must not contain the character NUL (U+0000)")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("must not contain lone surrogates (text that is not valid Unicode)") from None
-    return text
-
-
-def _line(text: str, limit: int) -> str:
-    """Refuse what could end or break a header line, as it stands and as an encoded word (RFC 2047) would decode.
-
-    ``limit`` is in octets as encoded. It comes first, so that nothing long is searched for encoded words.
-    """
-    if _encoded_length(_storable(text)) > limit:
-        raise ValueError(f"must be at most {limit} octets long as encoded in a header")
-    if _breaks(text):
-        raise ValueError("must be one line without control characters")
-    if _hides_break(text):
-        raise ValueError("must not hide a line break or control character in an encoded word (=?…?=)")
-    return text
-
-
-def _breaks(text: str) -> bool:
-    # Cc holds CR, LF, VT, FF, U+0085 and the separators U+001C to U+001E; Zl and Zp are U+2028 and U+2029.
-    return any(unicodedata.category(char) in ("Cc", "Zl", "Zp") and char != "\t" for char in text)
-
-
-def _hides_break(text: str) -> bool:
-    # A lenient reading on purpose: whoever decodes later may be lenient too.
-    for charset, encoding, body in _ENCODED_WORD.findall(text):
-        if encoding in "qQ":
-            raw = quopri.decodestring(body.encode("utf-8", "replace"), header=True)
-        else:
-            letters = re.sub(r"[^A-Za-z0-9+/]", "", body)
-            try:
-                raw = base64.b64decode(letters + "=" * (-len(letters) % 4))
-            except binascii.Error:
-                raw = base64.b64decode(letters[:-1] + "=" * (-len(letters[:-1]) % 4))
-        try:
-            decoded = raw.decode(charset.partition("*")[0], "replace")
-        except (LookupError, ValueError):
-            decoded = raw.decode("latin-1")
-        if any(octet in raw for octet in b"\x00\r\n") or _breaks(decoded) or _hides_break(decoded):
-            return True
-    return False
-
-
-def _encoded_length(text: str) -> int:
-    """Octets of ``text`` in a header line: RFC 2047 makes at most 42 octets of UTF-8 a word of up to 75 and a space."""
-    return len(text) if text.isascii() else -(-len(text.encode()) // 42) * 76
-
-
 def _short_line(limit: int) -> AfterValidator:
-    return AfterValidator(lambda text: _line(text, limit))
+    return AfterValidator(lambda text: header_text(text, limit))
 
 
 def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
@@ -160,34 +95,8 @@ def _invalid(problem: Any) -> InvalidEmail:
     return InvalidEmail(field, str(cause) if cause else problem["msg"].replace("Input should", "must"))
 
 
-def _mailbox(email: str) -> str:
-    """``local@domain`` with the domain as lower-case A-labels; raises ValueError for what RFC 5321 does not allow."""
-    _storable(email)
-    local, at, domain = email.rpartition("@")
-    if not at or not local or not domain:
-        raise ValueError("must be a mailbox, local-part@domain")
-    if len(local.encode()) > 64:
-        raise ValueError("the part before @ must be at most 64 octets long (RFC 5321 4.5.3.1.1)")
-    if not _LOCAL.fullmatch(local) or any(unicodedata.category(char)[0] in "CZ" for char in local.replace(" ", "")):
-        raise ValueError("the part before @ has a character or a dot where none is allowed (RFC 5321 4.1.2)")
-    if len(domain) > 255:
-        raise ValueError("the domain must be at most 255 octets long (RFC 5321 4.5.3.1.2)")
-    if domain.isascii():
-        domain = domain.lower()
-    else:
-        try:
-            domain = idna.encode(domain, uts46=True).decode("ascii")
-        except UnicodeError:
-            raise ValueError("the domain is no valid internationalised domain name (RFC 5890, UTS 46)") from None
-    if not _DOMAIN.fullmatch(domain):
-        raise ValueError("the domain must be labels of letters, digits and hyphens, each at most 63 long")
-    if len(local.encode()) + 1 + len(domain) > 254:
-        raise ValueError("the mailbox must be at most 254 octets long (RFC 5321 4.5.3.1.3)")
-    return f"{local}@{domain}"
-
-
 def _checked_mailbox(email: str) -> str:
-    _mailbox(email)
+    envelope_mailbox(email)
     return email
 
 
@@ -230,7 +139,7 @@ class Address(_Checked):
         >>> Address(email="Ann@BÜCHER.example").mailbox
         'Ann@xn--bcher-kva.example'
         """
-        return _mailbox(self.email)
+        return envelope_mailbox(self.email)
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         return ()
@@ -266,13 +175,13 @@ def _addresses(value: object) -> tuple[Address, ...]:
 
 
 def _envelope_sender(value: str) -> str:
-    return _mailbox(value) if value else ""
+    return envelope_mailbox(value) if value else ""
 
 
 def _filename(name: str) -> str:
-    if not 1 <= len(_storable(name).encode()) <= 255 or "\t" in name:
+    if not 1 <= len(storable_text(name).encode()) <= 255 or "\t" in name:
         raise ValueError("must be a name of 1 to 255 octets without control characters")
-    return _line(name, LINE_LIMIT)
+    return header_text(name, LINE_LIMIT)
 
 
 def _media_type(value: str) -> str:
@@ -348,8 +257,8 @@ def _headers(value: object) -> dict[str, str]:
         if STRUCTURED.fullmatch(name) and not text.isascii():
             raise ValueError(f"header {number}: takes ASCII only: write other characters %-encoded or leave them out")
         try:
-            _line(name, LINE_LIMIT)
-            _line(text, LINE_LIMIT - len(name) - len(": "))
+            header_text(name, LINE_LIMIT)
+            header_text(text, LINE_LIMIT - len(name) - len(": "))
         except ValueError as error:
             raise ValueError(f"header {number}: name and value {error}") from None
     return {str(name): str(text) for name, text in value.items()}
@@ -360,35 +269,9 @@ def _parameters(value: object) -> dict[str, Any] | None:
         return None
     if not isinstance(value, Mapping):
         raise ValueError("must be a mapping")  # noqa: TRY004
-    copied = _json(value, 0)
+    copied = plain_json(value, 0)
     assert isinstance(copied, dict)
     return copied or None
-
-
-def _json(value: object, depth: int) -> object:
-    """A copy of ``value`` in plain JSON types that PostgreSQL gives back unchanged."""
-    if depth > 50:
-        raise ValueError("must not be nested deeper than 50 levels")
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return _storable(str.__str__(value))
-    if isinstance(value, int):
-        if abs(value) >= 10**100:
-            raise ValueError("must not hold integers of more than 100 digits; write them as text")
-        return int(value)
-    if isinstance(value, float):
-        # jsonb keeps numbers as decimals: from 1e16 on, a float would come back as another, whole number.
-        if not abs(value) < 1e16:
-            raise ValueError("must not hold floats of 1e16 and more, infinity or NaN; write them as text")
-        return float(value)
-    if isinstance(value, Mapping):
-        if not all(isinstance(name, str) for name in value):
-            raise ValueError("must have strings as keys throughout")
-        return {_storable(str.__str__(name)): _json(one, depth + 1) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_json(one, depth + 1) for one in value]
-    raise ValueError("must hold JSON values only: text, numbers, booleans, None, lists and mappings")
 
 
 def _instant(value: object) -> datetime | None:
@@ -423,11 +306,11 @@ def _retry(value: object) -> RetryPolicy | None:
 
 def _text(value: str | None) -> str | None:
     """An empty string means that the part is left out."""
-    return _storable(value or "") or None
+    return storable_text(value or "") or None
 
 
 def _word(value: str | None) -> str | None:
-    return _line(value or "", 200) or None
+    return header_text(value or "", 200) or None
 
 
 _OneAddress = Annotated[Address, BeforeValidator(_address)]

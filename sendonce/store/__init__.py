@@ -1,6 +1,6 @@
 """The store: PostgreSQL is the authority on stages, and every SQL statement of Sendonce lives in this package.
 
-Two kinds of write. *Permissions* (:mod:`~sendonce.store.claims`) are fenced by a lease and refused when the row has
+Two kinds of write. *Permissions* (:mod:`~sendonce.store.claims`, ``offers``, ``leases``) are fenced by a lease and refused when the row has
 moved on. *Facts* (:mod:`~sendonce.store.facts`) are never refused and idempotent.
 """
 
@@ -17,7 +17,7 @@ from psycopg_pool import AsyncConnectionPool
 from sendonce.outcome import AttemptResult
 from sendonce.policy import LanePolicy
 from sendonce.stages import Proof
-from sendonce.store import accounts, alarms, claims, dispatch, facts, sweeps
+from sendonce.store import accounts, alarms, claims, dispatch, facts, leases, offers, sweeps
 from sendonce.store.records import (
     BeginRefused,
     Begun,
@@ -125,14 +125,14 @@ class Store:
     ) -> Pinned:
         """Keep the rendering, insert-once; returns what is kept."""
         async with self._connection() as conn:
-            return await claims.pin(
+            return await offers.pin(
                 conn, email_id, slot, body=body, method=method, url=url, headers=headers, digest=digest
             )
 
     async def pinned(self, email_id: UUID, slot: str) -> Pinned | None:
         """The kept rendering, or None."""
         async with self._connection() as conn:
-            return await claims.pinned(conn, email_id, slot)
+            return await offers.pinned(conn, email_id, slot)
 
     async def begin(
         self,
@@ -153,7 +153,7 @@ class Store:
     ) -> Begun | BeginRefused:
         """Commit the stage ``transmitting``: the mail is about to be offered to the ordinals in ``offered``."""
         async with self._connection() as conn:
-            return await claims.begin(
+            return await offers.begin(
                 conn,
                 email_id,
                 attempt_id,
@@ -170,20 +170,20 @@ class Store:
                 lease_seconds=lease_seconds,
             )
 
-    async def renew(self, leases: Sequence[UUID], lease_seconds: float) -> dict[UUID, bool]:
+    async def renew(self, held: Sequence[UUID], lease_seconds: float) -> dict[UUID, bool]:
         """Renew all leases of the process in one statement; returns those that still stand, and whether renewed."""
         async with self._connection() as conn:
-            return await claims.renew(conn, leases, lease_seconds)
+            return await leases.renew(conn, held, lease_seconds)
 
     async def release(self, email_id: UUID, attempt_id: UUID, *, why: str, actor: str, delay: float = 0.0) -> None:
         """Give an unbegun claim back, uncounted, due again after ``delay`` seconds. A no-op when fenced out."""
         async with self._connection() as conn:
-            await claims.release(conn, email_id, attempt_id, why=why, delay=delay, actor=actor)
+            await leases.release(conn, email_id, attempt_id, why=why, delay=delay, actor=actor)
 
     async def touch(self, email_id: UUID) -> None:
         """Stamp that the mail's workflow was seen."""
         async with self._connection() as conn:
-            await claims.touch(conn, email_id)
+            await leases.touch(conn, email_id)
 
     async def standing(self, email_id: UUID, key: str) -> Standing:
         """Where the mail stands now; stamps that its workflow was seen."""

@@ -32,7 +32,7 @@ from sendonce.settings.model import (
     WorkerSettings,
 )
 from sendonce.stages import Stage
-from sendonce.store.claims import LOCK_TIMEOUT_MS
+from sendonce.store.offers import LOCK_TIMEOUT_MS
 from sendonce.store.sweeps import LAPSE_ALARM_SECONDS
 
 if TYPE_CHECKING:

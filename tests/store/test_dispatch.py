@@ -202,7 +202,7 @@ async def plan(bench: Bench, query: str, params: dict[str, object]) -> str:
 
 
 async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> None:
-    from sendonce.store import claims, conclude, dispatch, sweeps
+    from sendonce.store import claims, conclude, dispatch, leases, offers, sweeps
 
     await bench.run(
         "INSERT INTO sendonce.email (id, account, key, lane, stage, created_at, next_attempt_at, started_at, seen_at)"
@@ -227,7 +227,7 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
         "expired": (sweeps._EXPIRED, {}),
         "unserved": (sweeps._UNSERVED, {"after": 300.0}),
         "alarms": (sweeps._ALARMS.replace("%s", "100"), {}),
-        "renew": (claims._RENEW, {"leases": [some], "lease_seconds": 20.0}),
+        "renew": (leases._RENEW, {"leases": [some], "lease_seconds": 20.0}),
         "lock": (conclude._LOCK, {"id": some}),
         "claim": (
             claims._CLAIM,
@@ -245,7 +245,7 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
             },
         ),
         "begin": (
-            claims._BEGIN,
+            offers._BEGIN,
             {
                 "id": some,
                 "attempt": some,

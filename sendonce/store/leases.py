@@ -1,0 +1,71 @@
+"""What keeps a claim, and what gives it back. Each statement is fenced by the lease's id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from psycopg import AsyncConnection
+
+# A row that somebody else holds locked is passed over, not waited for: one mail must not cost the others their leases.
+_RENEW = """
+WITH mine AS (
+    SELECT id FROM sendonce.email
+    WHERE stage IN ('claimed', 'transmitting') AND lease_id = ANY(%(leases)s) ORDER BY id FOR UPDATE SKIP LOCKED
+), renewed AS (
+    UPDATE sendonce.email e SET lease_until = sendonce.clock() + %(lease_seconds)s * interval '1 second'
+    FROM mine WHERE e.id = mine.id RETURNING e.lease_id
+)
+SELECT e.lease_id, e.lease_id IN (SELECT lease_id FROM renewed) FROM sendonce.email e
+WHERE e.stage IN ('claimed', 'transmitting') AND e.lease_id = ANY(%(leases)s)
+"""
+
+
+async def renew(conn: AsyncConnection[Any], leases: Sequence[UUID], lease_seconds: float) -> dict[UUID, bool]:
+    """Renew all leases of a process in one statement.
+
+    Returns those that still stand: True when renewed, False when another transaction holds the row at this moment.
+    A lease that is missing is lost.
+    """
+    cursor = await conn.execute(_RENEW, {"leases": list(leases), "lease_seconds": lease_seconds})
+    return {row[0]: row[1] for row in await cursor.fetchall()}
+
+
+_RELEASE = """
+WITH c AS MATERIALIZED (SELECT sendonce.clock() AS now),
+r AS MATERIALIZED (
+    SELECT e.id, e.rest_stage, e.next_attempt_at, c.now FROM sendonce.email e, c
+    WHERE e.id = %(id)s AND e.stage = 'claimed' AND e.lease_id = %(attempt)s FOR UPDATE OF e
+),
+freed AS (
+    UPDATE sendonce.email e SET stage = r.rest_stage, lease_id = NULL, lease_until = NULL, lease_worker = NULL,
+        lease_alone = false, next_attempt_at = CASE WHEN r.next_attempt_at IS NULL THEN NULL
+            ELSE greatest(r.next_attempt_at, r.now + %(delay)s * interval '1 second') END
+    FROM r WHERE e.id = r.id RETURNING e.id, e.stage, r.now
+),
+attempt AS (
+    UPDATE sendonce.attempt t SET ended_at = freed.now, ended_why = %(why)s FROM freed WHERE t.id = %(attempt)s
+)
+INSERT INTO sendonce.transition (email_id, at, from_stage, to_stage, cause, actor, attempt_id)
+SELECT id, now, 'claimed', stage, %(why)s, %(actor)s, %(attempt)s FROM freed
+"""
+
+
+async def release(
+    conn: AsyncConnection[Any], email_id: UUID, attempt_id: UUID, *, why: str, delay: float, actor: str
+) -> None:
+    """Give an unbegun claim back, uncounted. Does nothing when the row has moved on."""
+    params = {"id": email_id, "attempt": attempt_id, "why": why, "delay": delay, "actor": actor}
+    await conn.execute(_RELEASE, params)
+
+
+_TOUCH = """
+UPDATE sendonce.email SET seen_at = sendonce.clock(), started_at = coalesce(started_at, sendonce.clock()), starts = 0
+WHERE id = %(id)s AND stage NOT IN ('sent', 'failed', 'dead', 'expired', 'cancelled')
+"""
+
+
+async def touch(conn: AsyncConnection[Any], email_id: UUID) -> None:
+    """Stamp that the mail's workflow was seen."""
+    await conn.execute(_TOUCH, {"id": email_id})

@@ -1,0 +1,169 @@
+"""The offer: the rendering that everyone sends, and begin, which commits that it is about to be offered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from sendonce.store.records import BeginRefused, Begun, Pinned
+
+LOCK_TIMEOUT_MS = 1500
+"""Begin waits no longer than this for the row; then the line is dropped and the claim given back."""
+
+_PIN = """
+WITH new AS (
+    INSERT INTO sendonce.pinned (email_id, slot, method, url, headers, body, digest)
+    VALUES (%(id)s, %(slot)s, %(method)s, %(url)s, %(headers)s, %(body)s, %(digest)s)
+    ON CONFLICT DO NOTHING RETURNING email_id
+)
+SELECT count(*) FROM new
+"""
+
+_PINNED = "SELECT body, method, url, headers, digest FROM sendonce.pinned WHERE email_id = %(id)s AND slot = %(slot)s"
+
+
+async def pin(
+    conn: AsyncConnection[Any],
+    email_id: UUID,
+    slot: str,
+    *,
+    body: bytes,
+    method: str,
+    url: str,
+    headers: tuple[tuple[str, str], ...],
+    digest: bytes,
+) -> Pinned:
+    """Keep the rendering, insert-once, and return what is kept: everyone sends what this returns."""
+    ours = Pinned(body, method, url, headers, digest)
+    params = {
+        "id": email_id,
+        "slot": slot,
+        "body": body,
+        "method": method,
+        "url": url,
+        "headers": Jsonb([list(h) for h in headers]),
+        "digest": digest,
+    }
+    inserted = await (await conn.execute(_PIN, params)).fetchone()
+    if inserted == (1,):
+        return ours
+    stored = await pinned(conn, email_id, slot)
+    assert stored is not None  # a conflict says that it is there, and pins are never deleted while the mail is open
+    return stored
+
+
+async def pinned(conn: AsyncConnection[Any], email_id: UUID, slot: str) -> Pinned | None:
+    """The kept rendering, or None when nothing was pinned under that slot."""
+    async with conn.cursor(row_factory=dict_row) as cur:
+        row = await (await cur.execute(_PINNED, {"id": email_id, "slot": slot})).fetchone()
+    if row is None:
+        return None
+    headers = tuple((str(name), str(value)) for name, value in row["headers"])
+    return Pinned(row["body"], row["method"], row["url"], headers, row["digest"])
+
+
+_BEGIN = """
+WITH c AS MATERIALIZED (SELECT sendonce.clock() AS now),
+r AS MATERIALIZED (SELECT e.*, c.now FROM sendonce.email e, c WHERE e.id = %(id)s FOR UPDATE OF e),
+g AS MATERIALIZED (
+    SELECT g.* FROM sendonce.generation g, r WHERE g.email_id = r.id AND g.generation = %(generation)s
+),
+v AS MATERIALIZED (
+    SELECT r.*, CASE
+        WHEN r.stage <> 'claimed' OR r.lease_id IS DISTINCT FROM %(attempt)s THEN 'moved_on'
+        WHEN r.lease_until <= r.now THEN 'lapsed'
+        WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
+        WHEN r.expires_at <= r.now THEN 'expired'
+        WHEN r.generation = %(generation)s AND r.generation_open AND NOT EXISTS (
+            SELECT FROM g WHERE g.digest = %(digest)s AND g.identity = %(identity)s AND g.slot = %(slot)s
+                AND g.provider_key = %(provider_key)s AND g.envelope = %(offered)s::integer[]) THEN 'pins_differ'
+        WHEN r.generation = %(generation)s AND r.generation_open AND coalesce(
+            (SELECT g.first_begun_at FROM g) + (%(key_window)s::float8 - %(window_margin)s) * interval '1 second'
+            <= r.now, true) THEN 'window_over'
+        ELSE 'ok' END AS verdict
+    FROM r
+),
+opened AS (
+    INSERT INTO sendonce.generation
+        (email_id, generation, slot, digest, envelope, provider_key, identity, first_begun_at)
+    SELECT id, %(generation)s, %(slot)s, %(digest)s, %(offered)s::integer[], %(provider_key)s, %(identity)s, now
+    FROM v WHERE verdict = 'ok' AND NOT (generation = %(generation)s AND generation_open)
+),
+shut AS (
+    -- The account's window is shorter than it was when the mail was offered, or gone: no replay is planned any more.
+    UPDATE sendonce.email e SET replay_until = NULL FROM v WHERE e.id = v.id AND v.verdict = 'window_over'
+),
+begun AS (
+    UPDATE sendonce.email e SET
+        stage = 'transmitting', begun_at = v.now, answer_by = v.now + %(answer_seconds)s * interval '1 second',
+        lease_until = v.now + %(lease_seconds)s * interval '1 second',
+        resends = v.resends + (v.generation <> %(generation)s)::integer,
+        generation = %(generation)s, generation_open = true,
+        replay_until = coalesce((SELECT g.first_begun_at FROM g), v.now)
+            + (%(key_window)s::float8 - %(window_margin)s) * interval '1 second'
+    FROM v WHERE e.id = v.id AND v.verdict = 'ok'
+    RETURNING e.id, v.now
+),
+attempt AS (
+    UPDATE sendonce.attempt t SET begun_at = begun.now, offered = %(offered)s::integer[]
+    FROM begun WHERE t.id = %(attempt)s
+),
+logged AS (
+    INSERT INTO sendonce.transition (email_id, at, from_stage, to_stage, cause, actor, attempt_id)
+    SELECT id, now, 'claimed', 'transmitting', 'begin', %(worker)s, %(attempt)s FROM begun
+)
+SELECT verdict FROM v
+"""
+
+
+async def begin(
+    conn: AsyncConnection[Any],
+    email_id: UUID,
+    attempt_id: UUID,
+    *,
+    worker: str,
+    generation: int,
+    slot: str,
+    digest: bytes,
+    offered: Sequence[int],
+    provider_key: str,
+    identity: str,
+    key_window: float | None,
+    window_margin: float,
+    answer_seconds: float,
+    lease_seconds: float,
+) -> Begun | BeginRefused:
+    """Commit that the mail is about to be offered. One statement; flushed to disk whatever the session says.
+
+    Raises :class:`psycopg.errors.LockNotAvailable` after :data:`LOCK_TIMEOUT_MS`: not begun then.
+    """
+    params = {
+        "id": email_id,
+        "attempt": attempt_id,
+        "worker": worker,
+        "generation": generation,
+        "slot": slot,
+        "digest": digest,
+        "offered": sorted(offered),
+        "provider_key": provider_key,
+        "identity": identity,
+        "key_window": key_window,
+        "window_margin": window_margin,
+        "answer_seconds": answer_seconds,
+        "lease_seconds": lease_seconds,
+    }
+    # One round trip: the pipeline sends begin, settings, statement and commit together.
+    async with conn.pipeline(), conn.transaction():
+        await conn.execute(
+            "SELECT set_config('lock_timeout', %s, true), set_config('synchronous_commit', 'on', true)",
+            [str(LOCK_TIMEOUT_MS)],
+        )
+        cursor = await conn.execute(_BEGIN, params)
+    row = await cursor.fetchone()
+    verdict = row[0] if row else "moved_on"
+    return Begun(answer_seconds) if verdict == "ok" else BeginRefused(verdict)

@@ -146,15 +146,20 @@ class Starter:
 
     async def _serve(self, lane: LanePolicy, stop: asyncio.Event) -> None:
         calls: set[asyncio.Task[None]] = set()
-        found_at = -1.0
+        found_at, away = -1.0, False
         while not stop.is_set():
             # Cleared before the look: what is committed after it sets it again.
             self._wakes[lane.name].clear()
             try:
                 if await self._start_due(lane, calls, stop):
                     found_at = time.monotonic()
+                away = False
             except psycopg.OperationalError as error:
-                logger.warning("lane %s: the store cannot be reached (%s)", lane.name, type(error).__name__)
+                if not away:
+                    logger.warning(
+                        "lane %s: the store cannot be reached (%s); trying on", lane.name, type(error).__name__
+                    )
+                away = True
             except Exception as error:
                 logger.error("lane %s: %s", lane.name, where(error))
             busy = time.monotonic() - found_at < 1.0

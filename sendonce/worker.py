@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy.exc
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 from temporalio.worker import Worker
@@ -104,12 +105,14 @@ class WorkerConfig:
         return [lane for name, lane in self.lanes.items() if not self.served or name in self.served]
 
 
-async def run_until_signal(config: WorkerConfig, *, ready: Callable[[], None] = lambda: None) -> None:
+async def run_until_signal(
+    config: WorkerConfig, *, ready: Callable[[], None] = lambda: None, stop: asyncio.Event | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then shut down in order; a second signal ends the process at once.
 
-    ``ready`` is called when everything runs.
+    ``ready`` is called when everything runs. ``stop`` ends it too when set.
     """
-    stop = asyncio.Event()
+    stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
 
@@ -189,7 +192,7 @@ async def serve(
         delivery = Delivery(
             means, config.lanes, hand_off_seconds=config.hand_off_seconds, breaker_mails=config.breaker_mails
         )
-        lanes = _TemporalWorkers(client, delivery, config)
+        lanes = _TemporalWorkers(client, delivery, config, stop)
         starter = Starter(
             store,
             client,
@@ -216,6 +219,7 @@ async def serve(
         finally:
             await _shut_down(config, starting, flights, lanes, stop)
         starting.result()
+        lanes.raise_failure()
 
 
 async def _start_workflows(config: WorkerConfig, starter: Starter, stop: asyncio.Event) -> None:
@@ -262,8 +266,9 @@ class _Loops:
 class _TemporalWorkers:
     """One Temporal worker per lane on one client, each replaced when it fails."""
 
-    def __init__(self, client: Client, delivery: Delivery, config: WorkerConfig) -> None:
+    def __init__(self, client: Client, delivery: Delivery, config: WorkerConfig, stop: asyncio.Event) -> None:
         self._client = client
+        self._stop = stop
         self._delivery = delivery
         self._queues = [task_queue(config.task_queue_prefix, lane.name) for lane in config.served_lanes()]
         self._current: dict[str, Worker] = {}
@@ -273,7 +278,12 @@ class _TemporalWorkers:
     def start(self) -> None:
         for queue in self._queues:
             self._current[queue] = self._worker(queue)
-            self._tasks.append(asyncio.create_task(self._run(queue)))
+            task = asyncio.create_task(self._run(queue))
+            # One that could not be replaced ends the process, in order: a supervisor is to start it anew.
+            task.add_done_callback(
+                lambda ended: self._stop.set() if not ended.cancelled() and ended.exception() else None
+            )
+            self._tasks.append(task)
 
     async def _run(self, queue: str) -> None:
         delay = 1.0
@@ -291,10 +301,15 @@ class _TemporalWorkers:
     async def end(self) -> None:
         self._ending.set()
         closing = [asyncio.create_task(worker.shutdown()) for worker in self._current.values()]
-        await asyncio.gather(*self._tasks)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for task in closing:
             task.cancel()
         await asyncio.gather(*closing, return_exceptions=True)
+
+    def raise_failure(self) -> None:
+        """Raise what ended a worker that could not be replaced."""
+        for task in self._tasks:
+            task.result()
 
     def _worker(self, queue: str) -> Worker:
         return Worker(
@@ -318,8 +333,10 @@ async def _store_is_ready(config: WorkerConfig, stop: asyncio.Event) -> bool:
     while not stop.is_set():
         try:
             await asyncio.to_thread(check, config.database_url)
-        except sqlalchemy.exc.OperationalError:
-            logger.warning("the store cannot be reached; next try in %.0f s", delay)
+        except sqlalchemy.exc.OperationalError as error:
+            # The driver's words: host, user and database, never the password.
+            why = " ".join(str(error.orig).split())[:300]
+            logger.warning("the store cannot be reached (%s); next try in %.0f s", why, delay)
             await _pause(stop, delay)
             delay = min(LONGEST_BACK_OFF, delay * 2)
         else:
@@ -328,13 +345,23 @@ async def _store_is_ready(config: WorkerConfig, stop: asyncio.Event) -> bool:
 
 
 async def _connect(config: WorkerConfig, stop: asyncio.Event) -> Client | None:
-    """Wait for Temporal; None when ``stop`` came first."""
+    """Wait for Temporal and its namespace; None when ``stop`` came first."""
     delay = 1.0
     while not stop.is_set():
         try:
-            return await Client.connect(**{**config.temporal, **client_options()})
+            client = await Client.connect(**{**config.temporal, **client_options()})
+            # A worker whose namespace is missing fails for good: the SDK lets nobody take its place.
+            await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
+            return client
         except (RuntimeError, RPCError) as error:
-            logger.warning("Temporal cannot be reached (%s); next try in %.0f s", type(error).__name__, delay)
+            reason = error.status.name if isinstance(error, RPCError) else type(error).__name__
+            logger.warning(
+                "Temporal at %s, namespace %s, cannot be used (%s); next try in %.0f s",
+                config.temporal.get("target_host", "its default address"),
+                config.temporal.get("namespace", "default"),
+                reason,
+                delay,
+            )
             await _pause(stop, delay)
             delay = min(LONGEST_BACK_OFF, delay * 2)
     return None

@@ -17,6 +17,19 @@ def set_up(level: str, as_json: bool) -> None:
     handler = logging.StreamHandler(sys.stdout if as_json else sys.stderr)
     handler.setFormatter(_Json() if as_json else _Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # It warns of every failed connection, many a second; the loops say once that the store is away, and once that it
+    # is back.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+    _forward_sdk_logs()
+
+
+def _forward_sdk_logs() -> None:
+    """Let the Temporal SDK's own log go the same way as everything else, instead of to standard output."""
+    from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
+
+    forwarding = LogForwardingConfig(logger=logging.getLogger("temporalio.core"))
+    log = LoggingConfig(filter=TelemetryFilter(core_level="ERROR", other_level="ERROR"), forwarding=forwarding)
+    Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=log)))
 
 
 class _Plain(logging.Formatter):

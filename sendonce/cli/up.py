@@ -21,9 +21,12 @@ from sendonce.errors import ConfigurationError
 from sendonce.policy import DEFAULT_LANES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sendonce.embedded import EmbeddedPostgres, EmbeddedTemporal
 
 DATABASE = "sendonce"
+WATCH_SECONDS = 1.0
 
 SETTINGS = """\
 # Written by `sendonce up` at each start, for the other commands: sendonce list --config {file}
@@ -83,7 +86,7 @@ def up(
 
 async def _run(data: Path, asked: settings.Settings | None, *, as_json: bool) -> None:
     from sendonce.activities.transports.smtp import SmtpSettings, SmtpTransport
-    from sendonce.embedded import EmbeddedPostgres, EmbeddedTemporal
+    from sendonce.embedded import EmbeddedPostgres, EmbeddedServerError, EmbeddedTemporal
     from sendonce.embedded.process import lock_folder
     from sendonce.store.migrate import migrate
     from sendonce.testing.mailbox import Mailbox
@@ -146,7 +149,22 @@ async def _run(data: Path, asked: settings.Settings | None, *, as_json: bool) ->
             # Whoever reads this through a pipe waits for it.
             sys.stdout.flush()
 
-        await run_until_signal(worker, ready=ready)
+        stop = asyncio.Event()
+        watching = asyncio.create_task(_watch({"PostgreSQL": postgres, "Temporal": temporal}, stop))
+        try:
+            await run_until_signal(worker, ready=ready, stop=stop)
+        finally:
+            watching.cancel()
+        ended = [name for name, server in (("PostgreSQL", postgres), ("Temporal", temporal)) if not server.running]
+        if ended:
+            raise EmbeddedServerError(f"{' and '.join(ended)} ended by itself; its log is in {data}. Start up again")
+
+
+async def _watch(servers: Mapping[str, EmbeddedPostgres | EmbeddedTemporal], stop: asyncio.Event) -> None:
+    """Set ``stop`` when a server has died: nothing could go on without it."""
+    while all(server.running for server in servers.values()):  # noqa: ASYNC110  # a process has no event to wait for
+        await asyncio.sleep(WATCH_SECONDS)
+    stop.set()
 
 
 def _database(postgres: EmbeddedPostgres) -> str:

@@ -252,7 +252,10 @@ class Conversation:
         usual = f"250 2.0.0 Ok: queued as {queue_id}\r\n".encode()
         store = act.store if act.store is not None else (act.reply or usual).startswith(b"2")
         if store:
-            self.store(content, queue_id)
+            try:
+                self.store(content, queue_id)
+            except OSError:  # a full disk, for one
+                usual = b"452 4.3.1 cannot be stored\r\n"
         await self.event("dot")
         await self.act(act, usual)
         await self.event("replied")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -107,3 +108,15 @@ def test_up_delivers_to_its_sink_and_keeps_everything(tmp_path: Path, database_u
     assert Mailbox(folder / "mailbox").copies("b@y.example") == 2
     assert Mailbox(folder / "mailbox").copies("ann@example.org") == 1
     until_stage(database_url, "not-ours", "pending")
+
+
+@pytest.mark.timeout(120)
+def test_up_ends_with_the_reason_when_a_server_dies(tmp_path: Path) -> None:
+    folder = tmp_path / "installation"
+    log = tmp_path / "up.log"
+    process, _ = up(folder, log, "postgresql://nowhere.invalid/x")
+    with process:
+        postmaster = int((folder / "postgres" / "data" / "postmaster.pid").read_text().split()[0])
+        os.kill(postmaster, signal.SIGKILL)
+        assert process.wait(60) == 2
+    assert "PostgreSQL ended by itself" in log.read_text()

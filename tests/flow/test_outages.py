@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
+from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client
 
 from sendonce import embedded
@@ -256,3 +257,25 @@ async def test_a_mail_that_temporal_has_forgotten_is_started_again(
         assert len(transport.jobs) == 2
     finally:
         await asyncio.to_thread(server.stop)
+
+
+async def test_a_worker_waits_for_a_namespace_that_is_still_to_come(
+    flow: Flow, relay: type[Relay], caplog: pytest.LogCaptureFixture
+) -> None:
+    namespace = f"n{flow.prefix}"
+    config = flow.config(relay(), temporal={"target_host": flow.target, "namespace": namespace})
+    ready, stop = asyncio.Event(), asyncio.Event()
+    serving = asyncio.create_task(serve(config, stop, ready=ready.set))
+    try:
+        async with asyncio.timeout(30):
+            while f"namespace {namespace}, cannot be used (NOT_FOUND)" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert not ready.is_set()
+        request = RegisterNamespaceRequest(namespace=namespace)
+        request.workflow_execution_retention_period.FromSeconds(86400)
+        await flow.client.workflow_service.register_namespace(request)
+        key = await flow.enqueue()
+        await flow.until_stage(key, "sent", seconds=60)
+    finally:
+        stop.set()
+        await serving

@@ -86,6 +86,11 @@ class Deferred:
 
     reply: Reply
     retry_after: float | None = None
+    beyond_limit: bool = False
+    """More recipients than the server takes in one transaction (RFC 5321 4.5.3.1.10): this one is due at once, in the
+    next transaction, and the attempt is not counted when others were accepted in it."""
+    greylisted: bool = False
+    """Refused as a stranger: the lane's own early delays for greylisting apply."""
     kind: Literal["deferred"] = "deferred"
 
 
@@ -105,6 +110,8 @@ class AccountFault:
 
     reply: Reply
     retry_after: float | None = None
+    scope: Literal["account", "sender"] = "account"
+    """``sender``: this From domain is not allowed, not verified or wrongly set up; other domains are not concerned."""
     kind: Literal["account_fault"] = "account_fault"
 
 
@@ -181,7 +188,14 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
         case Refused():
             if outcome.replayed:
                 body["replayed"] = True
-        case Deferred() | AccountFault() | Unanswered():
+        case Deferred():
+            body.update(_retry_after(outcome.retry_after))
+            body.update({name: True for name in ("beyond_limit", "greylisted") if getattr(outcome, name)})
+        case AccountFault():
+            body.update(_retry_after(outcome.retry_after))
+            if outcome.scope != "account":
+                body["scope"] = outcome.scope
+        case Unanswered():
             body.update(_retry_after(outcome.retry_after))
         case NotOffered():
             body["counted"] = outcome.counted
@@ -204,11 +218,13 @@ def outcome_from_json(body: dict[str, Any]) -> Outcome:
         case "accepted":
             return Accepted(reply, str(body.get("provider_id", "")), bool(body.get("replayed", False)))
         case "deferred":
-            return Deferred(reply, retry_after)
+            return Deferred(
+                reply, retry_after, bool(body.get("beyond_limit", False)), bool(body.get("greylisted", False))
+            )
         case "refused":
             return Refused(reply, bool(body.get("replayed", False)))
         case "account_fault":
-            return AccountFault(reply, retry_after)
+            return AccountFault(reply, retry_after, "sender" if body.get("scope") == "sender" else "account")
         case "unanswered":
             return Unanswered(reply, retry_after)
         case "not_offered":

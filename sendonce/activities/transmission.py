@@ -144,7 +144,12 @@ class Transmission:
         envelope = means.guard.envelope(claimed.recipients)
         if not envelope.recipients:
             return AttemptResult(envelope.refused)
-        key = provider_key(claimed.installation, self._flight.ticket.workflow_id, claimed.generation)
+        key = provider_key(
+            claimed.installation,
+            self._flight.ticket.workflow_id,
+            claimed.generation,
+            transport.capability.key_format,
+        )
         slot = transport.slot(claimed.generation)
         if claimed.pins is not None:
             key, slot = claimed.pins.provider_key, claimed.pins.slot

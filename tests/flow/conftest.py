@@ -23,7 +23,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from sendonce.activities.failures import client_options
-from sendonce.activities.transports.base import Gate, Job, Mail, Recipient, Rendering
+from sendonce.activities.transports.base import Capability, Gate, Job, Mail, Recipient, Rendering
 from sendonce.embedded import EmbeddedTemporal
 from sendonce.outcome import Accepted, AttemptResult, Outcome, Reply, same_for_all
 from sendonce.policy import LanePolicy, RetryPolicy
@@ -55,6 +55,7 @@ def answer(outcome: Outcome) -> Step:
 class Relay:
     """A transport of the user's own: one step per transmission, in order; the last one repeats."""
 
+    capability = Capability()
     identity = "relay:one"
     settings_digest = "settings-1"
 

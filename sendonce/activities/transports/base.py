@@ -16,10 +16,10 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import Literal, Protocol
 
 from sendonce.message import OutgoingEmail
-from sendonce.outcome import AttemptResult
+from sendonce.outcome import Accepted, AttemptResult, Refused
 
 
 class Fenced(Exception):
@@ -101,8 +101,73 @@ class Job:
     """How long to wait for the answer once offered."""
 
 
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What a provider documents: what the code relies on, and the row the documentation prints.
+
+    What is *assumed* (not confirmed by the vendor) guarantees nothing: no replay is built on it.
+    """
+
+    key: str = ""
+    """Where the idempotency key travels, in words (``"header Idempotency-Key"``); ``""``: the provider keeps none."""
+    key_format: Literal["text", "uuid"] = "text"
+    """``text``: readable, ``[A-Za-z0-9._:-]``, at most 255 characters. ``uuid``: where it must be a UUID."""
+    key_assumed: bool = False
+    """True when the window or the effect of the key is not confirmed: it is sent, and never relied on."""
+    replay: str = ""
+    """What the same key with the same body is answered with, in words."""
+    look_up: str = ""
+    """By what the provider can be asked for a mail (``"metadata"``, ``"tag"`` …); ``""``: not at all."""
+    look_up_lag: float | None = None
+    """Seconds after which a mail that is there is found, as documented; None: not documented, so that "not found"
+    never says anything."""
+    keeps_message_id: bool | None = None
+    """Whether our Message-ID is what recipients get; None: not documented."""
+    per_recipient: bool = False
+    """Whether an answer can differ by recipient."""
+    webhook: str = ""
+    """What the provider reports by webhook, in words; ``""``: nothing that Sendonce reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a look-up asks for: one attempt that was offered and not answered."""
+
+    email_id: str
+    key: str
+    message_id: str
+    provider_key: str
+    begun_at: datetime
+    """When it was offered; aware."""
+    recipients: tuple[Recipient, ...]
+    """Those offered."""
+
+
+class Asked(Exception):
+    """A look-up could not be made or read. ``retry_after`` is the provider's wish in seconds, if it had one."""
+
+    def __init__(self, why: str, retry_after: float | None = None) -> None:
+        """``why``: a code or a few words, without anything of the mail."""
+        super().__init__(why)
+        self.why, self.retry_after = why, retry_after
+
+
+class LooksUp(Protocol):
+    """A transport whose provider can be asked what became of an offer."""
+
+    async def look_up(self, question: Question) -> dict[int, Accepted | Refused]:
+        """What the provider knows, by recipient ordinal; empty when it knows nothing (yet).
+
+        Reads only. Raises :class:`Asked` when there was no usable answer; classified faults are never proofs.
+        """
+
+
 class Transport(Protocol):
     """One configured provider account."""
+
+    @property
+    def capability(self) -> Capability:
+        """What this provider documents. One that can be asked is also a :class:`LooksUp`."""
 
     @property
     def identity(self) -> str:

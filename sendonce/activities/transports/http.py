@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from sendonce.activities.transports.base import Gate, Job, Mail, Recipient, Rendering
+from sendonce.activities.transports.base import Capability, Gate, Job, Mail, Recipient, Rendering
 from sendonce.activities.transports.http_replies import classify
 from sendonce.activities.transports.http_settings import GatewaySettings
 from sendonce.activities.transports.json_template import fill_template
@@ -62,6 +62,13 @@ class GatewayTransport:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             timeout=httpx.Timeout(None, connect=settings.connect_seconds),
         )
+
+    @property
+    def capability(self) -> Capability:
+        """What the settings say of the gateway."""
+        if self.settings.key_header is None:
+            return Capability()
+        return Capability(key=f"header {self.settings.key_header}", replay="as the gateway's settings say")
 
     @property
     def identity(self) -> str:

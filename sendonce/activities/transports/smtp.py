@@ -26,7 +26,7 @@ from typing import Any
 
 from aiosmtplib import SMTPException, SMTPResponse
 
-from sendonce.activities.transports.base import Gate, Job, Mail, Recipient, Rendering
+from sendonce.activities.transports.base import Capability, Gate, Job, Mail, Recipient, Rendering
 from sendonce.activities.transports.mime import render_mime
 from sendonce.activities.transports.smtp_connection import STRAY, LineLost, NoLine, SmtpLine, open_line, reason
 from sendonce.activities.transports.smtp_replies import queue_id, refusal, too_many
@@ -55,6 +55,8 @@ _BAD_MAILBOX = "5.1.3"
 
 class SmtpTransport:
     """One SMTP account. Each attempt opens a connection of its own."""
+
+    capability = Capability(keeps_message_id=True, per_recipient=True)
 
     def __init__(self, settings: SmtpSettings) -> None:
         """Raises OSError or ssl.SSLError when ``ca_file`` cannot be read."""

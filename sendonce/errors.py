@@ -39,6 +39,24 @@ class IdempotencyConflict(SendonceError):
         self.key = key
 
 
+class TemplateFault(SendonceError):
+    """A template is missing, broken, or asks for a parameter that is not there. Never the mail's fault.
+
+    Names the template, the file and the line; parameters' values are never part of it.
+    """
+
+    def __init__(self, template: str, file: str, line: int, why: str) -> None:
+        """``file``: relative to the folder of templates, or ``""``; ``line``: from 1, 0 when unknown."""
+        self.template, self.file, self.line, self.why = template, file, line, why
+        super().__init__(f"template {template!r}: {self.place}: mend it, or give it what it asks for")
+
+    @property
+    def place(self) -> str:
+        """``file:line: why``."""
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.why}" if where else self.why
+
+
 class NoSuchEmail(SendonceError):
     """There is no mail under that key (or its transaction has not committed yet)."""
 

@@ -178,6 +178,9 @@ class LanePolicy:
     answer_seconds: float = 600.0
     """How long the answer to an offer is awaited. RFC 5321 4.5.3.2.6 sets 10 minutes at the final dot and warns that
     less makes extra copies; a shorter timer trades that for an earlier ``unknown``. 1 to 3600."""
+    greylist_delays: tuple[float, ...] = (60, 120, 300, 600)
+    """Seconds after the first, second … time a server defers the mail as a stranger's (greylisting, usually for one to
+    five minutes), instead of the retry policy's; each 0.25 s to 7 days. A message's own ``retry`` wins."""
     places: int = 20
     """Transmissions at once per account and worker process (bulkhead). 1 to 1000."""
 
@@ -186,6 +189,7 @@ class LanePolicy:
             "unknown": (self.unknown in ("hold", "resend"), "hold or resend"),
             "unknown_days": (_within(self.unknown_days, 1 / 24, 365), "days from 1/24 to 365"),
             "answer_seconds": (_within(self.answer_seconds, 1, 3600), "seconds from 1 to 3600"),
+            "greylist_delays": (_delays(self.greylist_delays), "numbers of seconds from 0.25 to 604800 (7 days)"),
             "places": (_whole(self.places, 1, 1000), "a whole number from 1 to 1000"),
         }
         for name, (fine, wanted) in checks.items():
@@ -193,6 +197,7 @@ class LanePolicy:
                 raise ConfigurationError(
                     f"lane {self.name!r}: {name} = {getattr(self, name)!r} is out of bounds: {wanted}"
                 )
+        object.__setattr__(self, "greylist_delays", tuple(float(d) for d in self.greylist_delays))
 
 
 DEFAULT_LANES: dict[str, LanePolicy] = {
@@ -200,6 +205,7 @@ DEFAULT_LANES: dict[str, LanePolicy] = {
     "critical": LanePolicy(
         "critical",
         RetryPolicy(delays=(2, 5, 15, 30, 60, 120, 300), max_attempts=12, max_age=30 * MINUTE),
+        greylist_delays=(20, 45, 90, 180, 300),
     ),
     # An order confirmation: minutes, then hours, for two days.
     "default": LanePolicy(

@@ -7,6 +7,7 @@ from uuid import UUID
 from sendonce.activities.failures import safe_code
 from sendonce.outcome import Accepted, AccountFault, AttemptResult, Deferred, NotOffered, Outcome, Refused, Unanswered
 from sendonce.store import Store
+from sendonce.store.records import Claimed
 
 OUTAGE = "outage"
 """The reason of a pause that the breaker made."""
@@ -22,46 +23,86 @@ class AccountWatch:
         """
         self._store = store
         self._breaker_mails = breaker_mails
-        self._paused: set[str] = set()
+        self._paused: set[tuple[str, str]] = set()
         self._failed: dict[str, set[UUID]] = {}
 
-    def is_paused(self, account: str) -> None:
-        """The store said that the account is paused."""
-        self._paused.add(account)
+    def is_paused(self, account: str, domain: str) -> None:
+        """The store said that the account is paused, as a whole (``""``) or for a From domain."""
+        self._paused.add((account, domain))
 
-    async def judge(self, account: str, email_id: UUID, result: AttemptResult, *, probe: bool, reached: bool) -> None:
-        """Draw the conclusion from one attempt. ``reached``: it came as far as its begin."""
+    async def blame(self, claimed: Claimed, result: AttemptResult) -> AttemptResult:
+        """The result as it is to be recorded: a mail that others' probes prove to be the cause is refused.
+
+        A relay that refuses the sender may mean the domain, or something about this one mail. The domain is paused;
+        once other mail from it has passed, the same fault again is the mail's own.
+        """
+        faults = [o for o in result.outcomes.values() if isinstance(o, AccountFault) and o.scope == "sender"]
+        if not faults or not await self._store.is_culprit(claimed.account, claimed.email_id, domain=claimed.from_domain):
+            return result
+        return AttemptResult(
+            {
+                ordinal: Refused(outcome.reply) if outcome in faults else outcome
+                for ordinal, outcome in result.outcomes.items()
+            }
+        )
+
+    async def judge(self, claimed: Claimed, result: AttemptResult, *, probe: str | None, reached: bool) -> None:
+        """Draw the conclusion from one attempt. ``reached``: it came as far as its begin.
+
+        ``probe``: the From domain whose pause it passed as the probe, ``""`` for the account's; None: it was none.
+        """
+        account, domain = claimed.account, claimed.from_domain
         outcomes = list(result.outcomes.values())
         faults = [o for o in outcomes if isinstance(o, AccountFault)]
         if faults:
-            reply = faults[0].reply
-            await self._pause(account, reply.code, reply.enhanced, faults[0].retry_after, probe=probe)
+            fault = faults[0]
+            scope = domain if fault.scope == "sender" else ""
+            if scope and probe == "":
+                # Everything up to naming the sender worked.
+                await self._works(account, "")
+            await self._pause(claimed, scope, fault.reply.code, fault.reply.enhanced, fault.retry_after, probe=probe)
         elif any(_proves(o, reached=reached) for o in outcomes):
             self._failed.pop(account, None)
-            if probe or account in self._paused:
-                await self._store.account_works(account)
-                self._paused.discard(account)
+            for scope in ("", domain):
+                if probe in ("", scope) or (account, scope) in self._paused:
+                    await self._works(account, scope)
         elif outcomes and all(_out_of_reach(o) for o in outcomes):
             failed = self._failed.setdefault(account, set())
-            failed.add(email_id)
-            if probe or len(failed) >= self._breaker_mails:
-                await self._pause(account, outcomes[0].reply.code, OUTAGE, None, probe=probe)
-        elif probe:
-            await self._store.give_probe_back(account)
+            failed.add(claimed.email_id)
+            if probe == "" or len(failed) >= self._breaker_mails:
+                await self._pause(claimed, "", outcomes[0].reply.code, OUTAGE, None, probe=probe)
+            elif probe is not None:
+                await self._store.give_probe_back(account, domain=probe)
+        elif probe is not None:
+            await self._store.give_probe_back(account, domain=probe)
 
-    async def no_answer(self, account: str) -> None:
-        """The probe did not come as far as an outcome."""
-        await self._store.give_probe_back(account)
+    async def no_answer(self, account: str, probe: str | None) -> None:
+        """The attempt did not come as far as an outcome; if it was a probe, another may pass."""
+        if probe is not None:
+            await self._store.give_probe_back(account, domain=probe)
+
+    async def _works(self, account: str, domain: str) -> None:
+        await self._store.account_works(account, domain=domain)
+        self._paused.discard((account, domain))
 
     async def _pause(
-        self, account: str, code: int, enhanced: str, retry_after: float | None, *, probe: bool
+        self, claimed: Claimed, domain: str, code: int, enhanced: str, wait: float | None, *, probe: str | None
     ) -> None:
         # The reason is shown in alarms and logs: a code, never a provider's prose.
         await self._store.account_fault(
-            account, code=code, enhanced=safe_code(enhanced), retry_after=retry_after, probe=probe
+            claimed.account,
+            code=code,
+            enhanced=safe_code(enhanced),
+            retry_after=wait,
+            probe=probe == domain,
+            domain=domain,
+            email_id=claimed.email_id,
         )
-        self._paused.add(account)
-        self._failed.pop(account, None)
+        if probe is not None and probe != domain:
+            await self._store.give_probe_back(claimed.account, domain=probe)
+        self._paused.add((claimed.account, domain))
+        if not domain:
+            self._failed.pop(claimed.account, None)
 
 
 def _proves(outcome: Outcome, *, reached: bool) -> bool:

@@ -18,7 +18,7 @@ from sendonce.activities.account_watch import AccountWatch
 from sendonce.activities.answers import from_carried, to_answer, to_carried
 from sendonce.activities.failures import where
 from sendonce.activities.inflight import Flight
-from sendonce.activities.transmission import NO_TEMPLATES, NOT_CONFIGURED, GiveBack, Means, Transmission
+from sendonce.activities.transmission import NOT_CONFIGURED, TEMPLATE, GiveBack, Means, Transmission
 from sendonce.outcome import AttemptResult
 from sendonce.policy import LanePolicy
 from sendonce.store.records import Claimed, Paused, Standing, Wait
@@ -123,26 +123,29 @@ class Delivery(DeliverySteps):
     async def _deliver(self, flight: Flight) -> AttemptAnswer:
         """The attempt as a task of the process."""
         try:
-            probe = False
+            probe: str | None = None
             answer = await self._claim(flight)
             if isinstance(answer, Paused):
-                self._accounts.is_paused(flight.ticket.account)
-                probe = answer.probe_due and await self._store.take_probe(flight.ticket.account)
-                if probe:
-                    answer = await self._claim(flight, probe=True)
+                account, domain = flight.ticket.account, answer.domain
+                self._accounts.is_paused(account, domain)
+                if answer.probe_due and await self._store.take_probe(account, flight.email_id, domain=domain):
+                    probe = domain
+                    answer = await self._claim(flight, probe=probe)
             if isinstance(answer, Wait) and answer.why == "alone":
                 return await self._alone(flight, probe=probe)
             return await self._carry_out(flight, answer, probe=probe)
         except psycopg.OperationalError:
             return replace(self._store_away(), recorded=True)
 
-    async def _alone(self, flight: Flight, *, probe: bool) -> AttemptAnswer:
+    async def _alone(self, flight: Flight, *, probe: str | None) -> AttemptAnswer:
         """This mail's claims lapsed twice: it may be what takes processes down, so nothing else runs beside it."""
         async with self._flights.quiet(flight.email_id, QUIET_SECONDS) as alone:
             answer = await self._claim(flight, probe=probe, alone=alone)
             return await self._carry_out(flight, answer, probe=probe)
 
-    async def _claim(self, flight: Flight, *, probe: bool = False, alone: bool = False) -> Claimed | Standing | Paused:
+    async def _claim(
+        self, flight: Flight, *, probe: str | None = None, alone: bool = False
+    ) -> Claimed | Standing | Paused:
         sent = asyncio.get_running_loop().time()
         answer = await self._store.claim(
             flight.email_id,
@@ -158,37 +161,53 @@ class Delivery(DeliverySteps):
             flight.claimed(answer.attempt_id, sent)
         return answer
 
-    async def _carry_out(self, flight: Flight, answer: Claimed | Standing | Paused, *, probe: bool) -> AttemptAnswer:
+    async def _carry_out(
+        self, flight: Flight, answer: Claimed | Standing | Paused, *, probe: str | None
+    ) -> AttemptAnswer:
         if not isinstance(answer, Claimed):
-            if probe:
-                await self._accounts.no_answer(flight.ticket.account)
+            await self._accounts.no_answer(flight.ticket.account, probe)
             return to_answer(answer)
         transmission = Transmission(self._means, flight, answer)
         came = await transmission.conclude()
         if isinstance(came, GiveBack):
-            if probe:
-                await self._accounts.no_answer(answer.account)
-            return await self._give_back(answer, came)
+            await self._accounts.no_answer(answer.account, probe)
+            return await self._give_back(flight, answer, came)
+        try:
+            came = await self._accounts.blame(answer, came)
+        except psycopg.OperationalError:
+            # Recorded as the fault it looks like; the next attempt asks again.
+            self._means.health.away()
         standing = await self._settle(flight, answer, came)
         try:
-            await self._accounts.judge(answer.account, answer.email_id, came, probe=probe, reached=transmission.begun)
+            await self._accounts.judge(answer, came, probe=probe, reached=transmission.begun)
         except psycopg.OperationalError:
             # The next attempt meets the same answer.
             self._means.health.away()
         return to_answer(standing)
 
-    async def _give_back(self, claimed: Claimed, back: GiveBack) -> AttemptAnswer:
+    async def _give_back(self, flight: Flight, claimed: Claimed, back: GiveBack) -> AttemptAnswer:
         if back.why == NOT_CONFIGURED:
             logger.error("no account %r in this worker's settings: email_id=%s", claimed.account, claimed.email_id)
         for _ in range(RELEASE_TRIES):
             try:
                 if back.why == NOT_CONFIGURED:
                     await self._store.account_fault(claimed.account, code=0, enhanced=NOT_CONFIGURED)
-                if back.why == NO_TEMPLATES:
-                    await self._store.alarm(claimed.email_id, "held", NO_TEMPLATES)
-                await self._store.release(
-                    claimed.email_id, claimed.attempt_id, why=back.why, delay=back.delay, actor=self._means.worker
+                if back.alarm:
+                    await self._store.alarm(claimed.email_id, "held", back.alarm)
+                held_for = await self._store.release(
+                    claimed.email_id,
+                    claimed.attempt_id,
+                    why=back.why,
+                    delay=back.delay,
+                    actor=self._means.worker,
+                    held=back.why == TEMPLATE,
                 )
+                if back.why == TEMPLATE and held_for >= self._means.template_patience:
+                    return to_answer(
+                        await self._store.give_up(
+                            claimed.email_id, cause=TEMPLATE, lane=flight.lane, actor=self._means.worker
+                        )
+                    )
                 return to_answer(await self._store.standing(claimed.email_id, claimed.key))
             except psycopg.OperationalError:
                 self._means.health.away()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Protocol
 
 import psycopg
 
@@ -17,7 +18,7 @@ from sendonce.activities.leases import StoreHealth
 from sendonce.activities.provider_key import provider_key
 from sendonce.activities.redirect import Envelope, Guard
 from sendonce.activities.transports.base import Fenced, Job, Mail, Rendering, StoreAway, Transport
-from sendonce.errors import InvalidEmail
+from sendonce.errors import InvalidEmail, TemplateFault
 from sendonce.message import OutgoingEmail
 from sendonce.outcome import AttemptResult, NotOffered, Refused, Reply, Unanswered, same_for_all
 from sendonce.store import Store
@@ -31,13 +32,15 @@ MIME_SLOT = "mime"
 NOT_CONFIGURED = "not_configured"
 """Why a claim goes back when this worker knows no such account."""
 
-NO_TEMPLATES = "no_templates"
-"""Why a claim goes back that names a template: this release renders none."""
+TEMPLATE = "template"
+"""Why a claim goes back whose template is missing or broken here: a rolling deploy may bring it."""
 
 STORE_AWAY_DELAY = 2.0
 SET_UP_DELAY = 300.0
 """Seconds until a mail is tried again that this worker cannot send as it is set up."""
 LONGEST_FAULT_DELAY = 3600.0
+TEMPLATE_BASE, TEMPLATE_CAP = 30.0, 900.0
+"""Seconds until a mail whose template is missing or broken is tried again: doubled each time, up to the cap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,15 @@ class GiveBack:
 
     why: str
     delay: float = 0.0
+    alarm: str = ""
+    """The detail of an alarm ``held`` to raise; names and codes only."""
+
+
+class Fills(Protocol):
+    """A folder of templates: :class:`sendonce.templates.Templates`."""
+
+    def fill(self, email: OutgoingEmail) -> OutgoingEmail:
+        """The mail with subject, text and HTML made from its template. Raises TemplateFault."""
 
 
 class _CannotSend(Exception):
@@ -67,6 +79,10 @@ class Means:
     """Who we are in the store's records."""
     lease_seconds: float
     window_margin: float
+    templates: Fills | None = None
+    """None: this worker has no templates, and mail that names one waits."""
+    template_patience: float = 86400.0
+    """Seconds after which a mail whose template stays broken is dead."""
 
 
 class Transmission:
@@ -132,9 +148,6 @@ class Transmission:
         ordinals = tuple(r.ordinal for r in claimed.recipients)
         if isinstance(claimed.content, InvalidEmail):
             return _invalid(ordinals, claimed.content)
-        if claimed.content.template is not None:
-            # A release that renders templates may be on its way: the mail waits for it.
-            raise _CannotSend(GiveBack(NO_TEMPLATES, SET_UP_DELAY))
         transport = means.transports.get(claimed.account)
         if transport is None:
             raise _CannotSend(GiveBack(NOT_CONFIGURED, SET_UP_DELAY))
@@ -213,11 +226,28 @@ class Transmission:
         self, transport: Transport, content: OutgoingEmail, envelope: Envelope, key: str
     ) -> tuple[Rendering, bytes]:
         claimed = self._claimed
+        if content.template is not None and not content.rendered:
+            content = self._filled(content)
         mail = Mail(
             str(claimed.email_id), claimed.key, claimed.account, claimed.message_id, _date(claimed), content
         )
         rendering = transport.render(mail, envelope.recipients, key)
         return rendering, rendering.digest()
+
+    def _filled(self, content: OutgoingEmail) -> OutgoingEmail:
+        """Subject, text and HTML from the template. A broken one is our fault, not the mail's."""
+        if self._means.templates is None:
+            raise self._no_template(content, "no folder of templates in this worker's settings")
+        try:
+            return self._means.templates.fill(content)
+        except TemplateFault as fault:
+            raise self._no_template(content, fault.place) from None
+
+    def _no_template(self, content: OutgoingEmail, what: str) -> _CannotSend:
+        uncounted = max(0, self._claimed.number - self._claimed.attempts - 1)
+        delay = min(TEMPLATE_CAP, TEMPLATE_BASE * 2.0 ** min(uncounted, 10))
+        logger.error("template %r: %s: email_id=%s; it waits", content.template, what, self._claimed.email_id)
+        return _CannotSend(GiveBack(TEMPLATE, delay, alarm=f"template {content.template}: {what}"[:500]))
 
     async def _check_guarded(
         self, transport: Transport, content: OutgoingEmail, envelope: Envelope, key: str, stored: Pinned

@@ -84,13 +84,13 @@ class Store:
         worker: str,
         lease_seconds: float,
         alone: bool = False,
-        probe: bool = False,
+        probe: str | None = None,
         outage_ago: float | None = None,
     ) -> ClaimAnswer:
         """Lease the row to a new attempt, or say why not. Any answer stamps that a workflow was seen.
 
         ``alone``: no other attempt runs in this process; a mail whose claims lapsed twice is claimed only then.
-        ``probe``: pass the account's pause as its probe. ``outage_ago``: seconds since this process last saw the
+        ``probe``: pass a pause as its probe; the From domain it is limited to, or ``""``. ``outage_ago``: seconds since this process last saw the
         store out of reach; lapses from before that blame no mail.
         """
         async with self._connection() as conn:
@@ -175,10 +175,20 @@ class Store:
         async with self._connection() as conn:
             return await leases.renew(conn, held, lease_seconds)
 
-    async def release(self, email_id: UUID, attempt_id: UUID, *, why: str, actor: str, delay: float = 0.0) -> None:
-        """Give an unbegun claim back, uncounted, due again after ``delay`` seconds. A no-op when fenced out."""
+    async def release(
+        self, email_id: UUID, attempt_id: UUID, *, why: str, actor: str, delay: float = 0.0, held: bool = False
+    ) -> float:
+        """Give an unbegun claim back, uncounted, due again after ``delay`` seconds. A no-op when fenced out.
+
+        ``held``: a fault of ours keeps the mail waiting. Returns for how many seconds it has been so.
+        """
         async with self._connection() as conn:
-            await leases.release(conn, email_id, attempt_id, why=why, delay=delay, actor=actor)
+            return await leases.release(conn, email_id, attempt_id, why=why, delay=delay, actor=actor, held=held)
+
+    async def give_up(self, email_id: UUID, *, cause: str, lane: LanePolicy, actor: str) -> Standing:
+        """Dead-letter a mail that a fault of ours has kept waiting for too long; a no-op once it has been offered."""
+        async with self._connection() as conn:
+            return await facts.reconsider(conn, email_id, lane=lane, cause=cause, actor=actor, given_up=True)
 
     async def touch(self, email_id: UUID) -> None:
         """Stamp that the mail's workflow was seen."""
@@ -243,35 +253,56 @@ class Store:
 
     # Accounts.
 
+    # ``domain``: the pause concerns only mail from that domain; "": the whole account.
+
     async def account_fault(
-        self, account: str, *, code: int, enhanced: str, retry_after: float | None = None, probe: bool = False
+        self,
+        account: str,
+        *,
+        code: int,
+        enhanced: str,
+        retry_after: float | None = None,
+        probe: bool = False,
+        domain: str = "",
+        email_id: UUID | None = None,
     ) -> None:
-        """Pause the account for the holders of our settings, with an alarm; ``probe``: it was the probe that failed."""
+        """Pause the account for the holders of our settings, with an alarm.
+
+        ``probe``: it was the probe that failed. ``email_id``: the mail that met the fault; others probe first.
+        """
         async with self._connection() as conn:
             await accounts.fault(
                 conn,
-                account,
-                self._digests.get(account, ""),
+                self._scope(account, domain),
                 code=code,
                 enhanced=enhanced,
                 retry_after=retry_after,
                 probe=probe,
+                email_id=email_id,
             )
 
-    async def give_probe_back(self, account: str) -> None:
+    async def give_probe_back(self, account: str, *, domain: str = "") -> None:
         """The probe told nothing: another may pass soon."""
         async with self._connection() as conn:
-            await accounts.give_probe_back(conn, account, self._digests.get(account, ""))
+            await accounts.give_probe_back(conn, self._scope(account, domain))
 
-    async def account_works(self, account: str) -> bool:
+    async def account_works(self, account: str, *, domain: str = "") -> bool:
         """End a pause; True when there was one."""
         async with self._connection() as conn:
-            return await accounts.works(conn, account, self._digests.get(account, ""))
+            return await accounts.works(conn, self._scope(account, domain))
 
-    async def take_probe(self, account: str) -> bool:
-        """Lease the paused account's one probe; True when the caller has it."""
+    async def take_probe(self, account: str, email_id: UUID, *, domain: str = "") -> bool:
+        """Lease the one probe of what is paused; True when this mail has it."""
         async with self._connection() as conn:
-            return await accounts.take_probe(conn, account, self._digests.get(account, ""))
+            return await accounts.take_probe(conn, self._scope(account, domain), email_id)
+
+    async def is_culprit(self, account: str, email_id: UUID, *, domain: str) -> bool:
+        """True when this mail met a sender fault before, and others have passed from its domain since."""
+        async with self._connection() as conn:
+            return await accounts.is_culprit(conn, self._scope(account, domain), email_id)
+
+    def _scope(self, account: str, domain: str) -> accounts.Scope:
+        return accounts.Scope(account, self._digests.get(account, ""), domain)
 
     # Starter.
 

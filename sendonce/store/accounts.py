@@ -1,12 +1,14 @@
 """Provider accounts that are paused, each in a transaction of its own: never while a mail's row is locked.
 
 A pause belongs to (account, digest of the effective settings): a worker that still holds an old password pauses
-itself, not the workers that hold the new one.
+itself, not the workers that hold the new one. It concerns all mail of the account, or only that from one domain.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from psycopg import AsyncConnection
 
@@ -16,13 +18,32 @@ PROBE_FIRST, PROBE_CAP = 15.0, 900.0
 PROBE_LEASE = 660.0
 """A probe that has told nothing for this many seconds is given up: the answer timer, and a minute."""
 
+YIELD_SECONDS = 30.0
+"""The mail that met the last fault may probe again so much later than others: it may itself be the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a pause concerns."""
+
+    name: str
+    digest: str
+    domain: str = ""
+    """The From domain it is limited to; ``""``: the whole account."""
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return {"name": self.name, "digest": self.digest, "domain": self.domain}
+
+
 _FAULT = """
 WITH c AS (SELECT sendonce.clock() AS now), was AS (
-    SELECT paused_at FROM sendonce.account WHERE name = %(name)s AND settings_digest = %(digest)s
+    SELECT paused_at FROM sendonce.account WHERE name = %(name)s AND settings_digest = %(digest)s AND from_domain = %(domain)s
 ), paused AS (
-    INSERT INTO sendonce.account AS a (name, settings_digest, paused_at, pause_why, faults, probe_at)
-    SELECT %(name)s, %(digest)s, now, %(why)s, 1, now + %(first)s * interval '1 second' FROM c
-    ON CONFLICT (name, settings_digest) DO UPDATE SET
+    INSERT INTO sendonce.account AS a (name, settings_digest, from_domain, paused_at, pause_why, faults, probe_at,
+        fault_email)
+    SELECT %(name)s, %(digest)s, %(domain)s, now, %(why)s, 1, now + %(first)s * interval '1 second', %(email)s FROM c
+    ON CONFLICT (name, settings_digest, from_domain) DO UPDATE SET fault_email = excluded.fault_email,
         paused_at = coalesce(a.paused_at, excluded.paused_at), pause_why = excluded.pause_why, faults = a.faults + 1,
         probe_at = excluded.paused_at + least(%(cap)s, %(first)s * 2 ^ least(a.faults, 16)) * interval '1 second',
         probe_until = NULL
@@ -38,21 +59,21 @@ WHERE NOT EXISTS (SELECT FROM was WHERE was.paused_at IS NOT NULL)
 
 async def fault(
     conn: AsyncConnection[Any],
-    name: str,
-    digest: str,
+    scope: Scope,
     *,
     code: int,
     enhanced: str,
     retry_after: float | None,
     probe: bool = False,
+    email_id: UUID | None = None,
 ) -> None:
-    """Pause the account for the holders of these settings; an alarm when it was not paused yet.
+    """Pause the scope for the holders of these settings; an alarm when it was not paused yet.
 
-    Of a paused account only the fault of its ``probe`` counts, and puts the next one off.
+    Of what is paused only the fault of its ``probe`` counts, and puts the next one off.
     """
     first = max(PROBE_FIRST, min(retry_after or 0.0, PROBE_CAP))
     why = f"{code} {enhanced}".strip()
-    params = {"name": name, "digest": digest, "why": why, "first": first, "cap": PROBE_CAP, "mark": _mark(digest)}
+    params = {**scope.params, "why": why, "first": first, "cap": PROBE_CAP, "mark": _mark(scope), "email": email_id}
     params["probe"] = probe
     await conn.execute(_FAULT, params)
 
@@ -60,10 +81,12 @@ async def fault(
 _END = """
 WITH c AS (SELECT sendonce.clock() AS now), ended AS (
     UPDATE sendonce.account a SET paused_at = NULL, pause_why = NULL, faults = 0, probe_at = NULL, probe_until = NULL,
+        fault_email = NULL, worked_at = CASE WHEN %(worked)s THEN c.now ELSE a.worked_at END,
         paused_total = a.paused_total
             + greatest(interval '0', least(c.now, coalesce(a.probe_until, a.probe_at) + interval '15 minutes') - a.paused_at)
     FROM c WHERE a.paused_at IS NOT NULL AND {which}
-    RETURNING a.name, ' (settings ' || left(a.settings_digest, 12) || ')' AS mark
+    RETURNING a.name, ' (' || CASE WHEN a.from_domain <> '' THEN 'from ' || a.from_domain || ', ' ELSE '' END
+        || 'settings ' || left(a.settings_digest, 12) || ')' AS mark
 )
 INSERT INTO sendonce.alarm (kind, account, detail, closes)
 SELECT 'account_paused', ended.name, %(why)s || ended.mark, a.id
@@ -71,48 +94,70 @@ FROM ended JOIN sendonce.alarm a ON a.account = ended.name AND a.kind = 'account
 WHERE right(a.detail, length(ended.mark)) = ended.mark
     AND NOT EXISTS (SELECT FROM sendonce.alarm b WHERE b.closes = a.id)
 """
-_WORKS = _END.format(which="a.name = %(name)s AND a.settings_digest = %(digest)s")
+_WORKS = _END.format(which="a.name = %(name)s AND a.settings_digest = %(digest)s AND a.from_domain = %(domain)s")
 _FORGOTTEN = _END.format(which="coalesce(a.probe_until, a.probe_at) < c.now - %(after)s * interval '1 second'")
 
 FORGET_SECONDS = 3600.0
 """A pause that nobody has probed for so long is ended: whoever held those settings is gone, or has nothing to send."""
 
 
-def _mark(digest: str) -> str:
-    """Which settings an alarm is about, at the end of its detail: each pause closes its own alarm."""
-    return f" (settings {digest[:12]})"
+def _mark(scope: Scope) -> str:
+    """What an alarm is about, at the end of its detail: each pause closes its own alarm."""
+    domain = f"from {scope.domain}, " if scope.domain else ""
+    return f" ({domain}settings {scope.digest[:12]})"
 
 
 async def forget_pauses(conn: AsyncConnection[Any]) -> None:
     """End the pauses that nobody probes any more; the next mail is the probe."""
-    await conn.execute(_FORGOTTEN, {"why": "not probed any more", "after": FORGET_SECONDS})
+    await conn.execute(_FORGOTTEN, {"why": "not probed any more", "after": FORGET_SECONDS, "worked": False})
 
 
-async def works(conn: AsyncConnection[Any], name: str, digest: str) -> bool:
+async def works(conn: AsyncConnection[Any], scope: Scope) -> bool:
     """End a pause; True when there was one."""
-    cursor = await conn.execute(_WORKS, {"name": name, "digest": digest, "why": "works again"})
+    cursor = await conn.execute(_WORKS, {**scope.params, "why": "works again", "worked": True})
     return cursor.rowcount > 0
 
 
 _PROBE = """
 UPDATE sendonce.account SET probe_until = sendonce.clock() + %(lease)s * interval '1 second'
-WHERE name = %(name)s AND settings_digest = %(digest)s AND paused_at IS NOT NULL
-    AND probe_at <= sendonce.clock() AND coalesce(probe_until <= sendonce.clock(), true)
+WHERE name = %(name)s AND settings_digest = %(digest)s AND from_domain = %(domain)s AND paused_at IS NOT NULL
+    AND probe_at + CASE WHEN fault_email = %(email)s THEN %(yields)s ELSE 0 END * interval '1 second'
+        <= sendonce.clock()
+    AND coalesce(probe_until <= sendonce.clock(), true)
 """
 
 
-async def take_probe(conn: AsyncConnection[Any], name: str, digest: str) -> bool:
-    """Lease the paused account's one probe; True when this caller has it."""
-    cursor = await conn.execute(_PROBE, {"name": name, "digest": digest, "lease": PROBE_LEASE})
+async def take_probe(conn: AsyncConnection[Any], scope: Scope, email_id: UUID) -> bool:
+    """Lease the one probe of what is paused; True when this mail has it."""
+    # Only where somebody else may be at fault: an account that is paused as a whole is no single mail's doing.
+    yields = YIELD_SECONDS if scope.domain else 0.0
+    params = {**scope.params, "lease": PROBE_LEASE, "email": email_id, "yields": yields}
+    cursor = await conn.execute(_PROBE, params)
     return cursor.rowcount == 1
 
 
 _GIVE_BACK = """
 UPDATE sendonce.account SET probe_until = NULL, probe_at = sendonce.clock() + %(first)s * interval '1 second'
-WHERE name = %(name)s AND settings_digest = %(digest)s AND paused_at IS NOT NULL
+WHERE name = %(name)s AND settings_digest = %(digest)s AND from_domain = %(domain)s AND paused_at IS NOT NULL
 """
 
 
-async def give_probe_back(conn: AsyncConnection[Any], name: str, digest: str) -> None:
+async def give_probe_back(conn: AsyncConnection[Any], scope: Scope) -> None:
     """The probe told nothing: another may pass soon."""
-    await conn.execute(_GIVE_BACK, {"name": name, "digest": digest, "first": PROBE_FIRST})
+    await conn.execute(_GIVE_BACK, {**scope.params, "first": PROBE_FIRST})
+
+
+_CULPRIT = """
+SELECT EXISTS (
+    SELECT FROM sendonce.attempt t JOIN sendonce.account a
+        ON a.name = %(name)s AND a.settings_digest = %(digest)s AND a.from_domain = %(domain)s
+    WHERE t.email_id = %(email)s AND a.worked_at > t.claimed_at
+        AND jsonb_path_exists(t.answers, '$.* ? (@.kind == "account_fault" && @.scope == "sender")')
+)
+"""
+
+
+async def is_culprit(conn: AsyncConnection[Any], scope: Scope, email_id: UUID) -> bool:
+    """True when this mail met a sender fault before, and others have passed from the same domain since."""
+    row = await (await conn.execute(_CULPRIT, {**scope.params, "email": email_id})).fetchone()
+    return row is not None and bool(row[0])

@@ -49,7 +49,9 @@ _VERDICT = """
         WHEN r.eff = 'unknown' AND (r.cancel_requested_at IS NOT NULL OR r.expires_at <= r.now) THEN 'limit'
         WHEN r.next_attempt_at > r.now THEN 'wait'
         WHEN r.eff = 'unknown' AND NOT r.replayable AND NOT r.resendable THEN 'limit'
-        WHEN a.paused_at IS NOT NULL AND NOT %(probe)s THEN 'paused'
+        WHEN a.paused_at IS NOT NULL AND %(probe)s::text IS DISTINCT FROM '' THEN 'paused'
+        -- The probe of the whole account passes here too: what it meets tells which of the two it is.
+        WHEN d.paused_at IS NOT NULL AND %(probe)s::text IS NULL THEN 'paused'
         WHEN r.lapses_now >= 2 AND NOT %(alone)s
             AND r.now < coalesce(r.lease_until, r.claimed_at) + interval '5 minutes' THEN 'alone'
         ELSE 'claim'
@@ -80,10 +82,19 @@ r AS MATERIALIZED (SELECT m.*, m.lapses + m.lapse_counts::integer AS lapses_now 
 _CLAIM = f"""
 WITH {_ROW},
 v AS MATERIALIZED (
-    SELECT r.*, {_VERDICT} AS verdict, a.probe_at,
-        coalesce(a.probe_at <= r.now AND coalesce(a.probe_until <= r.now, true), false) AS probe_due,
+    SELECT r.*, {_VERDICT} AS verdict, p.probe_at, p.from_domain AS paused_domain,
+        coalesce(p.probe_at <= r.now AND coalesce(p.probe_until <= r.now, true), false) AS probe_due,
         CASE WHEN r.eff <> 'unknown' THEN 'send' WHEN r.replayable THEN 'replay' ELSE 'resend' END AS mode
-    FROM r LEFT JOIN sendonce.account a ON a.name = r.account AND a.settings_digest = %(digests)s::jsonb ->> r.account
+    FROM r
+        LEFT JOIN sendonce.account a ON a.name = r.account AND a.from_domain = ''
+            AND a.settings_digest = %(digests)s::jsonb ->> r.account
+        LEFT JOIN sendonce.account d ON d.name = r.account AND d.from_domain = r.from_domain AND d.from_domain <> ''
+            AND d.settings_digest = %(digests)s::jsonb ->> r.account
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN a.paused_at IS NOT NULL THEN a.probe_at ELSE d.probe_at END AS probe_at,
+                CASE WHEN a.paused_at IS NOT NULL THEN a.probe_until ELSE d.probe_until END AS probe_until,
+                CASE WHEN a.paused_at IS NOT NULL THEN '' ELSE coalesce(d.from_domain, '') END AS from_domain
+        ) p
 ),
 claimed AS (
     UPDATE sendonce.email e SET
@@ -113,7 +124,7 @@ logged AS (
 )
 SELECT v.verdict, v.mode, v.stage, v.eff, v.account, v.lane, v.key, v.attempts, v.claims + 1 AS number, v.generation,
     v.generation_open, v.created_at, v.partial, v.maybe_accepted, v.last_code, v.last_enhanced, v.held_why,
-    v.probe_due, v.open_ordinals,
+    v.probe_due, v.paused_domain, v.from_domain, v.open_ordinals,
     extract(epoch FROM v.next_attempt_at - v.now)::float8 AS next_in,
     extract(epoch FROM v.close_at - v.now)::float8 AS close_in,
     extract(epoch FROM v.lease_until - v.now)::float8 AS lease_left,
@@ -145,7 +156,7 @@ async def claim(
     worker: str,
     lease_seconds: float,
     alone: bool,
-    probe: bool,
+    probe: str | None,
     outage_ago: float | None,
 ) -> Claimed | Standing | Paused | str:
     """One statement: lease the row to a new attempt, or say why not.
@@ -215,6 +226,7 @@ def _claimed(row: dict[str, Any], lease: UUID, email_id: UUID, files: list[dict[
         message_id=row["message_id"],
         created_at=row["created_at"],
         installation=row["installation"],
+        from_domain=row["from_domain"],
     )
 
 
@@ -229,7 +241,7 @@ def _standing(row: dict[str, Any]) -> Standing | Paused:
                 return Busy(max(1.0, row["answer_left"] or 0.0) + 5.0, stage)
             return Busy(max(0.0, row["lease_left"] or 0.0) + 1.0, stage)
         case "paused":
-            return Paused(_sleep(row["probe_in"], 60.0), bool(row["probe_due"]))
+            return Paused(_sleep(row["probe_in"], 60.0), bool(row["probe_due"]), row["paused_domain"])
         case "alone":
             return Wait(5.0, "alone", Stage(row["eff"]), **said)
         case "held":

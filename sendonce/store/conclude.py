@@ -5,6 +5,7 @@ The one place where a stage is written after an attempt, a proof, a limit or a d
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -13,7 +14,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import dict_row
 
 from sendonce.errors import ConfigurationError
-from sendonce.outcome import AttemptResult, NotOffered, Outcome, outcome_from_json
+from sendonce.outcome import Accepted, AttemptResult, Deferred, NotOffered, Outcome, Refused, outcome_from_json
 from sendonce.policy import LanePolicy, RetryPolicy
 from sendonce.stages import (
     AttemptFacts,
@@ -59,7 +60,8 @@ SELECT e.*, c.now,
     coalesce((SELECT sum(a.paused_total + CASE WHEN a.paused_at IS NULL THEN interval '0' ELSE
                 greatest(interval '0', least(c.now, coalesce(a.probe_until, a.probe_at) + interval '15 minutes')
                     - a.paused_at) END)
-              FROM sendonce.account a WHERE a.name = e.account), interval '0') AS paused
+              FROM sendonce.account a WHERE a.name = e.account AND a.from_domain IN ('', e.from_domain)), interval '0')
+        AS paused
 FROM sendonce.email e, (SELECT sendonce.clock() AS now) c WHERE e.id = %(id)s FOR UPDATE OF e
 """
 _ATTEMPTS = "SELECT * FROM sendonce.attempt WHERE email_id = %(id)s ORDER BY number"
@@ -104,6 +106,24 @@ def counts(outcome: Outcome) -> bool:
     return outcome.kind != "account_fault"
 
 
+def counted(outcomes: Collection[Outcome]) -> bool:
+    """Does an attempt with these outcomes use up one of the mail's attempts?
+
+    Not when it only met the server's limit of recipients and served some of them: each such attempt serves more.
+    """
+    return any(counts(o) for o in outcomes) and not _goes_on(outcomes)
+
+
+def _goes_on(outcomes: Collection[Outcome]) -> bool:
+    beyond = any(isinstance(o, Deferred) and o.beyond_limit for o in outcomes)
+    return beyond and any(isinstance(o, (Accepted, Refused)) for o in outcomes)
+
+
+def _greylisted(outcomes: Collection[Outcome]) -> bool:
+    deferred = [o for o in outcomes if isinstance(o, Deferred)]
+    return bool(deferred) and all(o.greylisted for o in deferred)
+
+
 async def conclude(
     conn: AsyncConnection[Any],
     mail: Mail,
@@ -114,7 +134,7 @@ async def conclude(
     attempt_id: UUID | None = None,
     result: AttemptResult | None = None,
     ends_hold: bool = False,
-    poison: bool = False,
+    exhausted: bool = False,
     alarm_delay: float = 0.0,
     reopen: bool = False,
 ) -> Standing:
@@ -141,7 +161,7 @@ async def conclude(
     if before is Stage.CLAIMED and not ends_hold and not changed:
         return Busy(1.0, before)
 
-    plan = _plan(mail, views, lane, result, poison=poison)
+    plan = _plan(mail, views, lane, result, exhausted=exhausted)
     if before.final and not reopen:
         verdict = email_stage((v.stage for v in views.values()), Limits(exhausted=True, unknown_closed=True))
         plan.verdict = verdict
@@ -169,13 +189,13 @@ def _plan(
     lane: LanePolicy,
     result: AttemptResult | None,
     *,
-    poison: bool,
+    exhausted: bool,
 ) -> _Plan:
     row, now = mail.row, mail.row["now"]
     retry = _retry(row, lane)
-    counted = [a for a in mail.attempts if a["counted"] and a["number"] > row["requeue_floor"]]
-    if counted and row["first_attempt_at"] is None:
-        row["first_attempt_at"], row["pause_base"] = counted[0]["claimed_at"], row["paused"]
+    tried = [a for a in mail.attempts if a["counted"] and a["number"] > row["requeue_floor"]]
+    if tried and row["first_attempt_at"] is None:
+        row["first_attempt_at"], row["pause_base"] = tried[0]["claimed_at"], row["paused"]
     age = 0.0
     if row["first_attempt_at"] is not None:
         age = max(0.0, (now - row["first_attempt_at"] - (row["paused"] - row["pause_base"])).total_seconds())
@@ -185,23 +205,25 @@ def _plan(
     expired = row["expires_at"] is not None and row["expires_at"] <= now
 
     wait: float | None
-    this_counts = result is None or any(counts(o) for o in result.outcomes.values())
-    wished = max(
-        (getattr(o, "retry_after", None) or 0.0 for o in (result.outcomes if result else {}).values()), default=0
-    )
+    news = list(result.outcomes.values()) if result is not None else []
+    wished = max((getattr(o, "retry_after", None) or 0.0 for o in news), default=0)
     if result is None and row["next_attempt_at"] is not None:
         # Nothing was tried: what was planned stands.
         wait = max(0.0, (row["next_attempt_at"] - now).total_seconds())
-    elif not counted:
+    elif _goes_on(news):
+        wait = 0.0
+    elif not tried:
         wait = UNCOUNTED_DELAY if result is not None else 0.0
-    elif this_counts:
-        wait = retry.after(len(counted), age, retry_after=wished)
+    elif result is None or counted(news):
+        wait = retry.after(len(tried), age, retry_after=wished)
+        if wait is not None and row["retry"] is None and _greylisted(news):
+            wait = _greylist_wait(mail, lane, wait, wished, left=retry.max_age - age)
     else:
         wait = max(UNCOUNTED_DELAY, min(wished, retry.cap))
     limits = Limits(
         cancelled=cancelled,
         expired=expired,
-        exhausted=poison or wait is None,
+        exhausted=exhausted or wait is None,
         unknown_closed=row["close_at"] is not None and row["close_at"] <= now,
     )
     verdict = email_stage(stages, limits)
@@ -220,10 +242,19 @@ def _plan(
         wait,
         generation,
         [o for o, v in views.items() if v.stage in _OPEN],
-        len(counted),
+        len(tried),
         (shown.code or None) if shown else row["last_code"],
         (shown.enhanced or None) if shown else row["last_enhanced"],
     )
+
+
+def _greylist_wait(mail: Mail, lane: LanePolicy, wait: float, wished: float, *, left: float) -> float:
+    """The lane's own early delays for a server that defers strangers; afterwards, and at its end, its usual ones."""
+    times = sum(1 for facts in mail.facts if _greylisted(facts.answers.values()))
+    if times > len(lane.greylist_delays):
+        return wait
+    early = max(lane.greylist_delays[times - 1], wished)
+    return early if early <= left else wait
 
 
 def _retry(row: dict[str, Any], lane: LanePolicy) -> RetryPolicy:
@@ -295,7 +326,7 @@ UPDATE sendonce.email SET
         THEN coalesce(close_at, %(now)s + %(unknown_days)s * interval '1 day') END,
     alarm_at = %(now)s + %(alarm_in)s::float8 * interval '1 second',
     final_at = CASE WHEN %(final)s THEN coalesce(final_at, %(now)s) END,
-    held_why = CASE WHEN %(final)s THEN NULL ELSE held_why END,
+    held_why = CASE WHEN %(final)s THEN NULL ELSE held_why END, held_since = NULL,
     last_code = %(code)s, last_enhanced = %(enhanced)s
 WHERE id = %(id)s
 """
@@ -344,6 +375,8 @@ async def _write_mail(
         await alarms.raise_once(conn, "unknown", row, "offered and unanswered: held")
     if stage is not Stage.UNKNOWN and row["unknown_since"] is not None:
         await alarms.close(conn, "unknown", mail.id, cause)
+    if row["held_since"] is not None:
+        await alarms.close(conn, "held", mail.id, cause)
     if stage is not mail.stage and stage in (Stage.DEAD, Stage.EXPIRED):
         await alarms.raise_once(conn, str(stage), row, cause)
 

@@ -21,13 +21,16 @@ AHEAD_SECONDS = 60.0
 # Accounts that may start nothing now: paused for these settings, until the probe is due.
 _PAUSED = """
 paused AS MATERIALIZED (
-    SELECT a.name, coalesce(a.probe_at <= c.now AND coalesce(a.probe_until <= c.now, true), false) AS probe_due
+    SELECT a.name, a.from_domain, coalesce(a.probe_at <= c.now AND coalesce(a.probe_until <= c.now, true), false) AS probe_due
     FROM sendonce.account a
         JOIN unnest(%(accounts)s::text[], %(digests)s::text[]) s (name, digest)
             ON s.name = a.name AND s.digest = a.settings_digest, c
     WHERE a.paused_at IS NOT NULL
 )
 """
+_DOMAIN_PAUSED = """EXISTS (
+    SELECT FROM paused p
+    WHERE p.name = e.account AND p.from_domain = e.from_domain AND p.from_domain <> '' AND NOT p.probe_due)"""
 
 # The accounts that have unstarted rows in a lane, each found by one step through the index.
 _ACCOUNTS = """
@@ -67,7 +70,7 @@ room AS MATERIALIZED (
             WHEN p.probe_due THEN 1 ELSE 0 END AS places
     FROM accounts a CROSS JOIN workers w
         LEFT JOIN busy b ON b.account = a.account
-        LEFT JOIN paused p ON p.name = a.account
+        LEFT JOIN paused p ON p.name = a.account AND p.from_domain = ''
     WHERE a.account <> ALL (%(full)s::text[])
 ),
 -- Account by account, so that one account's backlog is neither read through nor in front of another's mail.
@@ -75,7 +78,7 @@ chosen AS MATERIALIZED (
     SELECT d.id FROM room r, LATERAL (
         SELECT e.id, e.next_attempt_at FROM sendonce.email e
         WHERE e.lane = %(lane)s AND e.account = r.account AND e.stage = 'pending' AND e.started_at IS NULL
-            AND e.held_why IS NULL
+            AND e.held_why IS NULL AND NOT {_DOMAIN_PAUSED}
             AND e.next_attempt_at <= (SELECT now FROM c) + %(ahead)s * interval '1 second'
         ORDER BY e.next_attempt_at, e.id LIMIT least(r.places, %(limit)s) FOR UPDATE OF e SKIP LOCKED
     ) d
@@ -137,7 +140,8 @@ due AS MATERIALIZED (
     (SELECT e.id, e.next_attempt_at AS since FROM sendonce.email e
      WHERE e.lane = %(lane)s AND e.stage IN ('pending', 'unknown') AND e.started_at IS NOT NULL
         AND e.next_attempt_at <= (SELECT now FROM c) AND {_QUIET}
-        AND e.account NOT IN (SELECT name FROM paused WHERE NOT probe_due)
+        AND e.account NOT IN (SELECT name FROM paused WHERE NOT probe_due AND from_domain = '')
+        AND NOT {_DOMAIN_PAUSED}
      ORDER BY e.next_attempt_at, e.id LIMIT %(limit)s)
     UNION ALL
     (SELECT e.id, e.lease_until FROM sendonce.email e

@@ -19,7 +19,7 @@ from sendonce.outcome import DEFINITE, AttemptResult, Outcome, Unanswered, outco
 from sendonce.policy import LanePolicy
 from sendonce.stages import AttemptFacts, Proof, Stage
 from sendonce.store import alarms
-from sendonce.store.conclude import conclude, counts, load
+from sendonce.store.conclude import conclude, counted, load
 from sendonce.store.records import NoSuchRow, Standing
 
 
@@ -50,7 +50,7 @@ async def settle(
             await alarms.raise_once(conn, "contradiction", mail.row, f"attempt {facts.number} was answered twice")
         if news or holds:
             mail.facts[index] = replace(facts, in_flight=False, answers=answers)
-            attempt["counted"] = attempt["counted"] or any(counts(o) for o in answers.values())
+            attempt["counted"] = attempt["counted"] or counted(answers.values())
             await conn.execute(
                 _ANSWERED,
                 {
@@ -169,6 +169,7 @@ async def reconsider(
     actor: str,
     cancel: bool = False,
     poison: bool = False,
+    given_up: bool = False,
 ) -> Standing:
     """Conclude again after a limit was reached or a decision was made; ``cancel`` records the request to withdraw."""
     async with conn.transaction():
@@ -189,7 +190,7 @@ async def reconsider(
             actor=actor,
             # A claim has offered nothing: cancelling revokes it, and its begin will be refused.
             ends_hold=lapsed or (cancel and mail.stage is Stage.CLAIMED),
-            poison=poison and lapsed,
+            exhausted=given_up or (poison and lapsed),
         )
 
 
@@ -228,6 +229,7 @@ async def requeue(
             "attempts": 0,
             "lapses": 0,
             "first_attempt_at": None,
+            "held_since": None,
             "close_at": None,
             "unknown_since": None,
             "final_at": None,
@@ -236,7 +238,7 @@ async def requeue(
         mail.row |= fresh
         await conn.execute(
             "UPDATE sendonce.email SET requeue_floor = %(requeue_floor)s, attempts = 0, lapses = 0,"
-            " first_attempt_at = NULL, close_at = NULL, unknown_since = NULL, final_at = NULL, resends = 0,"
+            " first_attempt_at = NULL, held_since = NULL, close_at = NULL, unknown_since = NULL, final_at = NULL, resends = 0,"
             " maybe_accepted = false, started_at = NULL, seen_at = NULL WHERE id = %(id)s",
             {**fresh, "id": email_id},
         )

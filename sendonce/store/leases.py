@@ -40,24 +40,39 @@ r AS MATERIALIZED (
 ),
 freed AS (
     UPDATE sendonce.email e SET stage = r.rest_stage, lease_id = NULL, lease_until = NULL, lease_worker = NULL,
-        lease_alone = false, next_attempt_at = CASE WHEN r.next_attempt_at IS NULL THEN NULL
+        lease_alone = false, held_since = CASE WHEN %(held)s THEN coalesce(e.held_since, r.now) ELSE e.held_since END,
+        next_attempt_at = CASE WHEN r.next_attempt_at IS NULL THEN NULL
             ELSE greatest(r.next_attempt_at, r.now + %(delay)s * interval '1 second') END
-    FROM r WHERE e.id = r.id RETURNING e.id, e.stage, r.now
+    FROM r WHERE e.id = r.id RETURNING e.id, e.stage, e.held_since, r.now
 ),
 attempt AS (
     UPDATE sendonce.attempt t SET ended_at = freed.now, ended_why = %(why)s FROM freed WHERE t.id = %(attempt)s
+),
+logged AS (
+    INSERT INTO sendonce.transition (email_id, at, from_stage, to_stage, cause, actor, attempt_id)
+    SELECT id, now, 'claimed', stage, %(why)s, %(actor)s, %(attempt)s FROM freed
 )
-INSERT INTO sendonce.transition (email_id, at, from_stage, to_stage, cause, actor, attempt_id)
-SELECT id, now, 'claimed', stage, %(why)s, %(actor)s, %(attempt)s FROM freed
+SELECT extract(epoch FROM now - held_since)::float8 FROM freed
 """
 
 
 async def release(
-    conn: AsyncConnection[Any], email_id: UUID, attempt_id: UUID, *, why: str, delay: float, actor: str
-) -> None:
-    """Give an unbegun claim back, uncounted. Does nothing when the row has moved on."""
-    params = {"id": email_id, "attempt": attempt_id, "why": why, "delay": delay, "actor": actor}
-    await conn.execute(_RELEASE, params)
+    conn: AsyncConnection[Any],
+    email_id: UUID,
+    attempt_id: UUID,
+    *,
+    why: str,
+    delay: float,
+    actor: str,
+    held: bool = False,
+) -> float:
+    """Give an unbegun claim back, uncounted. Does nothing when the row has moved on.
+
+    ``held``: a fault of ours keeps the mail waiting. Returns for how many seconds it has been so, 0 when not at all.
+    """
+    params = {"id": email_id, "attempt": attempt_id, "why": why, "delay": delay, "actor": actor, "held": held}
+    row = await (await conn.execute(_RELEASE, params)).fetchone()
+    return float(row[0]) if row is not None and row[0] is not None else 0.0
 
 
 _TOUCH = """

@@ -54,6 +54,8 @@ class Claimed:
     message_id: str
     created_at: datetime
     installation: UUID
+    from_domain: str = ""
+    """Of the From address, in A-labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class Paused:
 
     seconds: float
     probe_due: bool
+    domain: str = ""
+    """The From domain that the pause is limited to; ``""``: all mail of the account."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ email = Table(
     Column("account", Text, nullable=False),
     Column("key", Text, nullable=False),
     Column("lane", Text, nullable=False),
+    Column("from_domain", Text, nullable=False, server_default=text("''")),
     Column("stage", Text, nullable=False, server_default=text("'pending'")),
     Column("rest_stage", Text, nullable=False, server_default=text("'pending'")),
     Column("partial", Boolean, nullable=False, server_default=_NO),
@@ -116,6 +117,7 @@ email = Table(
     Column("starts", Integer, nullable=False, server_default=_ZERO),
     Column("cancel_requested_at", _INSTANT),
     Column("held_why", Text),
+    Column("held_since", _INSTANT),
     Column("final_at", _INSTANT),
     Column("last_code", Integer),
     Column("last_enhanced", Text),
@@ -295,12 +297,15 @@ account = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("settings_digest", Text, primary_key=True),
+    Column("from_domain", Text, primary_key=True, server_default=text("''")),
     Column("paused_at", _INSTANT),
     Column("pause_why", Text),
     Column("faults", Integer, nullable=False, server_default=_ZERO),
     Column("probe_at", _INSTANT),
     Column("probe_until", _INSTANT),
     Column("paused_total", Interval, nullable=False, server_default=text("'0'::interval")),
+    Column("fault_email", UUID),
+    Column("worked_at", _INSTANT),
 )
 
 process = Table(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.store.conftest import Bench
 
 OK = Accepted(Reply(250, "2.0.0", "queued"), "Q1")
+NOBODY = uuid4()
 
 
 async def test_a_mail_goes_from_pending_to_sent_and_every_step_is_logged(bench: Bench) -> None:
@@ -323,14 +324,14 @@ async def test_a_paused_account_lets_one_probe_pass(bench: Bench) -> None:
     answer = await bench.ask()
     assert isinstance(answer, Paused)
     assert not answer.probe_due
-    assert not await bench.store.take_probe("default")
+    assert not await bench.store.take_probe("default", NOBODY)
     await bench.advance(answer.seconds + 1)
     answer = await bench.ask()
     assert isinstance(answer, Paused)
     assert answer.probe_due
-    assert await bench.store.take_probe("default")
-    assert not await bench.store.take_probe("default")
-    probe = await bench.claim(probe=True)
+    assert await bench.store.take_probe("default", NOBODY)
+    assert not await bench.store.take_probe("default", NOBODY)
+    probe = await bench.claim(probe="")
     assert isinstance(await bench.ask("k2"), Paused)
     await bench.begin(probe)
     await bench.settle(probe, OK)
@@ -353,17 +354,17 @@ async def test_only_the_probe_of_a_paused_account_puts_the_next_one_off(bench: B
     for _ in range(20):
         await bench.store.account_fault("default", code=454, enhanced="4.7.0")
     await bench.advance(16)
-    assert await bench.store.take_probe("default")
+    assert await bench.store.take_probe("default", NOBODY)
     await bench.store.account_fault("default", code=454, enhanced="4.7.0")
-    assert not await bench.store.take_probe("default"), "a straggler took the probe's lease away"
+    assert not await bench.store.take_probe("default", NOBODY), "a straggler took the probe's lease away"
     await bench.store.account_fault("default", code=454, enhanced="4.7.0", probe=True)
     await bench.advance(16)
-    assert not await bench.store.take_probe("default")
+    assert not await bench.store.take_probe("default", NOBODY)
     await bench.advance(15)
-    assert await bench.store.take_probe("default")
+    assert await bench.store.take_probe("default", NOBODY)
     await bench.store.give_probe_back("default")
     await bench.advance(16)
-    assert await bench.store.take_probe("default")
+    assert await bench.store.take_probe("default", NOBODY)
 
 
 async def test_a_pause_of_settings_that_are_gone_neither_stops_the_age_clock_nor_stays(bench: Bench) -> None:
@@ -401,7 +402,7 @@ async def test_the_age_clock_stands_while_the_account_is_paused(bench: Bench) ->
     await bench.store.account_fault("default", code=401, enhanced="")
     for _ in range(6):
         await bench.advance(901)
-        assert await bench.store.take_probe("default")
+        assert await bench.store.take_probe("default", NOBODY)
         await bench.store.account_fault("default", code=401, enhanced="", probe=True)
     await bench.store.account_works("default")
     claimed = await bench.claim()

@@ -319,9 +319,9 @@ BEGIN
         RETURN;
     END IF;
 
-    INSERT INTO sendonce.email (id, account, key, lane, created_at, send_after, expires_at, next_attempt_at, retry,
+    INSERT INTO sendonce.email (id, account, key, lane, from_domain, created_at, send_after, expires_at, next_attempt_at, retry,
                                 unknown_policy, open_ordinals)
-    VALUES (v_id, v_account, v_key, v_lane, v_now, v_send, v_expires, greatest(v_send, v_now), v_retry,
+    VALUES (v_id, v_account, v_key, v_lane, substring(sender ->> 'mailbox' FROM '@([^@]+)$'), v_now, v_send, v_expires, greatest(v_send, v_now), v_retry,
             message ->> 'unknown', ARRAY(SELECT generate_series(0, cardinality(mailboxes) - 1)));
     INSERT INTO sendonce.email_content (email_id, message_id, content, requested_by)
     VALUES (v_id, '<' || v_id || '@' || substring(sender ->> 'mailbox' FROM '@([^@]+)$') || '>',

@@ -32,6 +32,7 @@ CREATE TABLE sendonce.email (
     account         text NOT NULL,
     key             text NOT NULL,
     lane            text NOT NULL,
+    from_domain     text NOT NULL DEFAULT '',     -- of the From address, in A-labels: what a sender fault is scoped to
     stage           text NOT NULL DEFAULT 'pending' CONSTRAINT ck_email_stage CHECK (stage IN
         ('pending', 'claimed', 'transmitting', 'unknown', 'sent', 'failed', 'dead', 'expired', 'cancelled')),
     rest_stage      text NOT NULL DEFAULT 'pending' CONSTRAINT ck_email_rest_stage CHECK (rest_stage IN
@@ -76,6 +77,7 @@ CREATE TABLE sendonce.email (
     -- decisions
     cancel_requested_at timestamptz,
     held_why        text,
+    held_since      timestamptz,                  -- a fault of ours (a template, the set-up) keeps it waiting since then
     final_at        timestamptz,
     last_code       integer,
     last_enhanced   text
@@ -223,17 +225,21 @@ CREATE INDEX ix_alarm_unserved ON sendonce.alarm (id) WHERE kind = 'unserved';
 CREATE INDEX ix_alarm_closes ON sendonce.alarm (closes) WHERE closes IS NOT NULL;
 
 -- A provider account that is paused for the workers that hold these settings, and the one probe that may pass. The
--- digest keeps a worker with an old password from pausing an account that works with the new one. No row: never paused.
+-- digest keeps a worker with an old password from pausing an account that works with the new one. from_domain: only
+-- mail from that domain is concerned; '': all of it. No row: never paused.
 CREATE TABLE sendonce.account (
     name            text NOT NULL,
     settings_digest text NOT NULL,
+    from_domain     text NOT NULL DEFAULT '',
     paused_at       timestamptz,
     pause_why       text,
     faults          integer NOT NULL DEFAULT 0,
     probe_at        timestamptz,
     probe_until     timestamptz,
     paused_total    interval NOT NULL DEFAULT '0',
-    CONSTRAINT pk_account PRIMARY KEY (name, settings_digest)
+    fault_email     uuid,                         -- the mail that met the last fault: others probe first
+    worked_at       timestamptz,                  -- when the last pause was ended by a mail that passed
+    CONSTRAINT pk_account PRIMARY KEY (name, settings_digest, from_domain)
 );
 
 -- Processes that are alive, so that others see a dead one.

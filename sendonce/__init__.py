@@ -17,11 +17,13 @@ if TYPE_CHECKING:
         NoSuchEmail,
         SendonceError,
         StoreNotReady,
+        TemplateFault,
     )
     from sendonce.message import Address, Attachment, OutgoingEmail
     from sendonce.policy import LanePolicy, RetryPolicy
     from sendonce.starter import start_now
     from sendonce.store.intake import Enqueued, enqueue, enqueue_many
+    from sendonce.templates import Templates
 
 __all__ = [
     "Address",
@@ -36,6 +38,8 @@ __all__ = [
     "RetryPolicy",
     "SendonceError",
     "StoreNotReady",
+    "TemplateFault",
+    "Templates",
     "enqueue",
     "enqueue_many",
     "start_now",
@@ -49,11 +53,13 @@ _HOMES = {
         "NoSuchEmail",
         "SendonceError",
         "StoreNotReady",
+        "TemplateFault",
     ),
     "sendonce.message": ("Address", "Attachment", "OutgoingEmail"),
     "sendonce.policy": ("LanePolicy", "RetryPolicy"),
     "sendonce.starter": ("start_now",),
     "sendonce.store.intake": ("Enqueued", "enqueue", "enqueue_many"),
+    "sendonce.templates": ("Templates",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -5,7 +5,8 @@ SendonceError
 ├── IdempotencyConflict      the key is taken by other content
 ├── NoSuchEmail              no row under that key
 ├── ConfigurationError       settings that cannot work; says which and what to write instead
-└── StoreNotReady            the schema is missing or older than this release
+├── StoreNotReady            the schema is missing or older than this release
+└── TemplateFault            a template is missing, broken, or lacks a parameter; names file and line
 
 Everything that happens *after* a row is accepted is an outcome (:mod:`sendonce.outcome`), never an exception.
 Messages name fields, keys and codes; they never carry addresses, subjects or secrets.

@@ -178,7 +178,7 @@ class LanePolicy:
     answer_seconds: float = 600.0
     """How long the answer to an offer is awaited. RFC 5321 4.5.3.2.6 sets 10 minutes at the final dot and warns that
     less makes extra copies; a shorter timer trades that for an earlier ``unknown``. 1 to 3600."""
-    greylist_delays: tuple[float, ...] = (60, 120, 300, 600)
+    greylist_delays: tuple[float, ...] = (30, 60, 120, 300, 600)
     """Seconds after the first, second … time a server defers the mail as a stranger's (greylisting, usually for one to
     five minutes), instead of the retry policy's; each 0.25 s to 7 days. A message's own ``retry`` wins."""
     places: int = 20
@@ -205,7 +205,6 @@ DEFAULT_LANES: dict[str, LanePolicy] = {
     "critical": LanePolicy(
         "critical",
         RetryPolicy(delays=(2, 5, 15, 30, 60, 120, 300), max_attempts=12, max_age=30 * MINUTE),
-        greylist_delays=(20, 45, 90, 180, 300),
     ),
     # An order confirmation: minutes, then hours, for two days.
     "default": LanePolicy(

@@ -26,7 +26,7 @@ from sendonce.activities.inflight import Flights
 from sendonce.activities.leases import LeaseKeeper, StoreHealth
 from sendonce.activities.poke import SignalPoker
 from sendonce.activities.redirect import Guard
-from sendonce.activities.transmission import Means
+from sendonce.activities.transmission import Fills, Means
 from sendonce.activities.transports.base import Transport
 from sendonce.activities.upkeep import UPKEEP_SECONDS, Upkeep, forever
 from sendonce.errors import ConfigurationError
@@ -88,6 +88,10 @@ class WorkerConfig:
     """A due mail whose workflow has shown no sign of life for so long is started again."""
     window_margin: float = 300.0
     """No replay is begun so shortly before the end of the provider's key window."""
+    templates: Fills | None = None
+    """A :class:`~sendonce.templates.Templates`. None: mail that names a template waits, with an alarm."""
+    template_patience: float = 86400.0
+    """Seconds after which a mail whose template stays missing or broken is dead."""
     breaker_mails: int = 10
     """After failures of so many different mails in a row, the account is paused as an outage."""
     redirect_all_to: str | None = field(default=None, repr=False)
@@ -188,6 +192,8 @@ async def serve(
             worker_id,
             config.lease_seconds,
             config.window_margin,
+            config.templates,
+            config.template_patience,
         )
         delivery = Delivery(
             means, config.lanes, hand_off_seconds=config.hand_off_seconds, breaker_mails=config.breaker_mails

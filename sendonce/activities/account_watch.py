@@ -37,7 +37,9 @@ class AccountWatch:
         once other mail from it has passed, the same fault again is the mail's own.
         """
         faults = [o for o in result.outcomes.values() if isinstance(o, AccountFault) and o.scope == "sender"]
-        if not faults or not await self._store.is_culprit(claimed.account, claimed.email_id, domain=claimed.from_domain):
+        if not faults or not await self._store.is_culprit(
+            claimed.account, claimed.email_id, domain=claimed.from_domain
+        ):
             return result
         return AttemptResult(
             {

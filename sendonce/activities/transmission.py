@@ -228,9 +228,7 @@ class Transmission:
         claimed = self._claimed
         if content.template is not None and not content.rendered:
             content = self._filled(content)
-        mail = Mail(
-            str(claimed.email_id), claimed.key, claimed.account, claimed.message_id, _date(claimed), content
-        )
+        mail = Mail(str(claimed.email_id), claimed.key, claimed.account, claimed.message_id, _date(claimed), content)
         rendering = transport.render(mail, envelope.recipients, key)
         return rendering, rendering.digest()
 

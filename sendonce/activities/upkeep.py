@@ -51,7 +51,8 @@ async def forever(name: str, seconds: float, body: Callable[[], Awaitable[object
 class Upkeep:
     """The rounds; each is to be called every :data:`UPKEEP_SECONDS`, by every worker."""
 
-    def __init__(self, store: Store, poker: Poker, lanes: Mapping[str, LanePolicy], worker: str, served: Sequence[str]
+    def __init__(
+        self, store: Store, poker: Poker, lanes: Mapping[str, LanePolicy], worker: str, served: Sequence[str]
     ) -> None:
         """``lanes`` are all of the installation, ``served`` those of this process."""
         self._store = store

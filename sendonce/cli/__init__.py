@@ -4,7 +4,7 @@ Exit codes, the same for every command:
 
 ===  ==========================================================================
 0    done
-1    the answer is no: no such mail
+1    the answer is no: no such mail, a template with a fault
 2    usage or configuration
 3    PostgreSQL or Temporal is away, or the schema is not ready
 ===  ==========================================================================
@@ -21,6 +21,7 @@ import sys
 import sendonce.cli.demo
 import sendonce.cli.reading  # importing a module adds its commands
 import sendonce.cli.running
+import sendonce.cli.templates
 import sendonce.cli.up  # noqa: F401
 from sendonce.cli.base import app
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from temporalio.envconfig import ClientConnectConfig
 
     from sendonce.activities.transports.base import Transport
+    from sendonce.templates import Templates
     from sendonce.worker import WorkerConfig
 
 RFC_ANSWER_SECONDS = 600
@@ -35,6 +36,16 @@ def build_transports(settings: Settings) -> dict[str, Transport]:
         except OSError as error:
             raise ConfigurationError(f"{settings.source}: [accounts.{name}] {error.strerror or error}") from None
     return built
+
+
+def build_templates(settings: Settings) -> Templates | None:
+    """The folder of templates, if the settings name one. Raises ConfigurationError when it is not there."""
+    if settings.templates.folder is None:
+        return None
+    # Imported where needed: most commands render nothing.
+    from sendonce.templates import Templates
+
+    return Templates(settings.templates.folder, settings.templates.default_locale)
 
 
 def served_lanes(settings: Settings) -> dict[str, LanePolicy]:
@@ -87,6 +98,8 @@ def build_worker_config(settings: Settings, transports: Mapping[str, Transport])
         notify=starter.notify,
         overdue_seconds=starter.overdue_seconds,
         window_margin=worker.window_margin_seconds,
+        templates=build_templates(settings),
+        template_patience=settings.templates.patience_hours * 3600,
         breaker_mails=worker.breaker_mails,
         redirect_all_to=safety.redirect_all_to,
         allowed_domains=safety.allowed_domains,

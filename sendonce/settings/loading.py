@@ -23,6 +23,7 @@ from sendonce.settings.model import (
     Settings,
     StarterSettings,
     StoreSettings,
+    TemplateSettings,
     TemporalSettings,
     WorkerSettings,
 )
@@ -39,7 +40,7 @@ ENVIRONMENT = {
 }
 """Variables that win over the file. An empty one counts as unset; domains are separated by commas."""
 
-_SECTIONS = ("store", "temporal", "worker", "starter", "safety", "lanes", "accounts")
+_SECTIONS = ("store", "temporal", "worker", "starter", "safety", "templates", "lanes", "accounts")
 _NAME = re.compile(r"[a-z0-9_-]{1,50}")
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -72,7 +73,8 @@ class _Loader:
         for name in self._tables:
             if name not in _SECTIONS:
                 raise self._error(f"unknown section [{name}]{_closest(name, _SECTIONS)}")
-        self._secrets = Secrets(file.parent if file else Path(), environ)
+        self._base = file.parent if file else Path()
+        self._secrets = Secrets(self._base, environ)
         self._override(environ)
 
     def settings(self, with_accounts: bool) -> Settings:
@@ -84,6 +86,7 @@ class _Loader:
             worker=self._section("worker", WorkerSettings),
             starter=self._section("starter", StarterSettings),
             safety=self._section("safety", SafetySettings),
+            templates=self._templates(),
             lanes=lanes,
             accounts=self._accounts(self._table("accounts")) if with_accounts else {},
         )
@@ -122,6 +125,10 @@ class _Loader:
 
     def _section(self, name: str, model: type[_Model]) -> _Model:
         return self._validated(model, self._table(name), name)
+
+    def _templates(self) -> TemplateSettings:
+        found = self._section("templates", TemplateSettings)
+        return found if found.folder is None else found.model_copy(update={"folder": self._base / found.folder})
 
     def _lanes(self, tables: dict[str, Any]) -> dict[str, LanePolicy]:
         lanes = dict(DEFAULT_LANES)

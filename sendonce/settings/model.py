@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -149,6 +150,18 @@ class SafetySettings(_Section):
             raise ValueError(f"holds what is no domain: {error.reason}; write example.org, without @") from None
 
 
+class TemplateSettings(_Section):
+    """``[templates]``: the folder of templates."""
+
+    folder: Path | None = Field(default=None, strict=False)
+    """Where the templates are, relative to the settings file. Default: there are none."""
+    default_locale: str | None = Field(default=None, pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*$")
+    """A language tag such as ``en`` or ``de-AT``: whose files serve the locales that have none of their own."""
+    patience_hours: float = Field(default=24.0, ge=0.1, le=720)
+    """A mail whose template is missing or broken waits so long, with an alarm, for a worker that can render it; then
+    it is dead-lettered, and can be requeued. 0.1 to 720, default 24."""
+
+
 class RetrySettings(_Section):
     """``[lanes.<name>.retry]``: what to change of the lane's :class:`~sendonce.policy.RetryPolicy`; bounds as there.
 
@@ -198,6 +211,8 @@ class LaneSettings(_Section):
     """Days after which an unsettled unknown is closed."""
     answer_seconds: float | None = None
     """How long an answer is awaited. RFC 5321 4.5.3.2.6 asks for 600 at the final dot."""
+    greylist_delays: tuple[float, ...] | None = Field(default=None, strict=False)
+    """Seconds after the first, second … deferral by greylisting, instead of the retry policy's."""
     places: int | None = None
     """Transmissions at once per account and process."""
 
@@ -232,6 +247,7 @@ class Settings:
     worker: WorkerSettings
     starter: StarterSettings
     safety: SafetySettings
+    templates: TemplateSettings
     lanes: dict[str, LanePolicy]
     """All lanes, the default ones first, in the order in which they are served."""
     accounts: dict[str, AccountSettings]

@@ -1,7 +1,7 @@
 """The store: PostgreSQL is the authority on stages, and every SQL statement of Sendonce lives in this package.
 
-Two kinds of write. *Permissions* (:mod:`~sendonce.store.claims`, ``offers``, ``leases``) are fenced by a lease and refused when the row has
-moved on. *Facts* (:mod:`~sendonce.store.facts`) are never refused and idempotent.
+Two kinds of write. *Permissions* (:mod:`~sendonce.store.claims`, ``offers``, ``leases``) are fenced by a lease and
+refused when the row has moved on. *Facts* (:mod:`~sendonce.store.facts`) are never refused and idempotent.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ class Store:
         """Lease the row to a new attempt, or say why not. Any answer stamps that a workflow was seen.
 
         ``alone``: no other attempt runs in this process; a mail whose claims lapsed twice is claimed only then.
-        ``probe``: pass a pause as its probe; the From domain it is limited to, or ``""``. ``outage_ago``: seconds since this process last saw the
-        store out of reach; lapses from before that blame no mail.
+        ``probe``: pass a pause as its probe; the From domain it is limited to, or ``""``.
+        ``outage_ago``: seconds since this process last saw the store out of reach; lapses from before that blame no
+        mail.
         """
         async with self._connection() as conn:
             answer = await claims.claim(

@@ -15,6 +15,9 @@ from psycopg import AsyncConnection
 PROBE_FIRST, PROBE_CAP = 15.0, 900.0
 """Seconds until the first probe of a paused account, doubled by each further fault up to the cap."""
 
+SENDER_PROBE_FIRST = 2.0
+"""The same for a From domain: other mail soon shows whether the domain is at fault, or only one mail of it."""
+
 PROBE_LEASE = 660.0
 """A probe that has told nothing for this many seconds is given up: the answer timer, and a minute."""
 
@@ -32,13 +35,18 @@ class Scope:
     """The From domain it is limited to; ``""``: the whole account."""
 
     @property
+    def probe_first(self) -> float:
+        return SENDER_PROBE_FIRST if self.domain else PROBE_FIRST
+
+    @property
     def params(self) -> dict[str, Any]:
         return {"name": self.name, "digest": self.digest, "domain": self.domain}
 
 
 _FAULT = """
 WITH c AS (SELECT sendonce.clock() AS now), was AS (
-    SELECT paused_at FROM sendonce.account WHERE name = %(name)s AND settings_digest = %(digest)s AND from_domain = %(domain)s
+    SELECT paused_at FROM sendonce.account
+    WHERE name = %(name)s AND settings_digest = %(digest)s AND from_domain = %(domain)s
 ), paused AS (
     INSERT INTO sendonce.account AS a (name, settings_digest, from_domain, paused_at, pause_why, faults, probe_at,
         fault_email)
@@ -71,7 +79,7 @@ async def fault(
 
     Of what is paused only the fault of its ``probe`` counts, and puts the next one off.
     """
-    first = max(PROBE_FIRST, min(retry_after or 0.0, PROBE_CAP))
+    first = max(scope.probe_first, min(retry_after or 0.0, PROBE_CAP))
     why = f"{code} {enhanced}".strip()
     params = {**scope.params, "why": why, "first": first, "cap": PROBE_CAP, "mark": _mark(scope), "email": email_id}
     params["probe"] = probe
@@ -83,7 +91,8 @@ WITH c AS (SELECT sendonce.clock() AS now), ended AS (
     UPDATE sendonce.account a SET paused_at = NULL, pause_why = NULL, faults = 0, probe_at = NULL, probe_until = NULL,
         fault_email = NULL, worked_at = CASE WHEN %(worked)s THEN c.now ELSE a.worked_at END,
         paused_total = a.paused_total
-            + greatest(interval '0', least(c.now, coalesce(a.probe_until, a.probe_at) + interval '15 minutes') - a.paused_at)
+            + greatest(interval '0', least(c.now, coalesce(a.probe_until, a.probe_at) + interval '15 minutes')
+                - a.paused_at)
     FROM c WHERE a.paused_at IS NOT NULL AND {which}
     RETURNING a.name, ' (' || CASE WHEN a.from_domain <> '' THEN 'from ' || a.from_domain || ', ' ELSE '' END
         || 'settings ' || left(a.settings_digest, 12) || ')' AS mark
@@ -144,7 +153,7 @@ WHERE name = %(name)s AND settings_digest = %(digest)s AND from_domain = %(domai
 
 async def give_probe_back(conn: AsyncConnection[Any], scope: Scope) -> None:
     """The probe told nothing: another may pass soon."""
-    await conn.execute(_GIVE_BACK, {**scope.params, "first": PROBE_FIRST})
+    await conn.execute(_GIVE_BACK, {**scope.params, "first": scope.probe_first})
 
 
 _CULPRIT = """

@@ -6,7 +6,7 @@ needs to decide stands on that row, because everything else in a statement is re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -19,8 +19,6 @@ from sendonce.message import OutgoingEmail
 from sendonce.policy import LanePolicy
 from sendonce.stages import Stage
 from sendonce.store.records import (
-    BeginRefused,
-    Begun,
     Busy,
     Claimed,
     EnvelopeRecipient,
@@ -28,7 +26,6 @@ from sendonce.store.records import (
     Held,
     NoSuchRow,
     Paused,
-    Pinned,
     Pins,
     Standing,
     Wait,

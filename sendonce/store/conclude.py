@@ -54,7 +54,8 @@ class Mail:
         return Stage(self.row["stage"])
 
 
-# An open pause counts up to its last sign of life: workers whose settings are gone for good must not stop the age clock.
+# An open pause counts up to its last sign of life: workers whose settings are gone for good must not stop the age
+# clock.
 _LOCK = """
 SELECT e.*, c.now,
     coalesce((SELECT sum(a.paused_total + CASE WHEN a.paused_at IS NULL THEN interval '0' ELSE

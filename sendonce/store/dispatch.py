@@ -21,7 +21,8 @@ AHEAD_SECONDS = 60.0
 # Accounts that may start nothing now: paused for these settings, until the probe is due.
 _PAUSED = """
 paused AS MATERIALIZED (
-    SELECT a.name, a.from_domain, coalesce(a.probe_at <= c.now AND coalesce(a.probe_until <= c.now, true), false) AS probe_due
+    SELECT a.name, a.from_domain,
+        coalesce(a.probe_at <= c.now AND coalesce(a.probe_until <= c.now, true), false) AS probe_due
     FROM sendonce.account a
         JOIN unnest(%(accounts)s::text[], %(digests)s::text[]) s (name, digest)
             ON s.name = a.name AND s.digest = a.settings_digest, c

@@ -238,8 +238,8 @@ async def requeue(
         mail.row |= fresh
         await conn.execute(
             "UPDATE sendonce.email SET requeue_floor = %(requeue_floor)s, attempts = 0, lapses = 0,"
-            " first_attempt_at = NULL, held_since = NULL, close_at = NULL, unknown_since = NULL, final_at = NULL, resends = 0,"
-            " maybe_accepted = false, started_at = NULL, seen_at = NULL WHERE id = %(id)s",
+            " first_attempt_at = NULL, held_since = NULL, close_at = NULL, unknown_since = NULL, final_at = NULL,"
+            " resends = 0, maybe_accepted = false, started_at = NULL, seen_at = NULL WHERE id = %(id)s",
             {**fresh, "id": email_id},
         )
         await alarms.close(conn, str(mail.stage), mail.id, "requeued")

@@ -45,7 +45,8 @@ BY_SMTP = [
     # Begun is all that is known: that the dot was not written died with the process.
     Point("default", "after begin", copies=0, stage="unknown"),
     Point("default", "before settle", stage="unknown"),
-    Point("default", "data"),
+    # Nothing of the conversation before the dot can lead to acceptance.
+    *[Point("default", at) for at in ("connect", "ehlo", "mail", "rcpt", "data")],
     Point("default", "dot", stage="unknown"),
     Point("default", "replied", stage="unknown"),
 ]

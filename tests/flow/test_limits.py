@@ -131,7 +131,7 @@ async def test_a_mail_with_a_template_waits_with_an_alarm(flow: Flow, relay: typ
     transport = relay()
     async with flow.worker(transport):
         key = await flow.enqueue(text=None, subject="", template="order_confirmation", parameters={"order": 4711})
-        await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'no_templates'")
+        await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'template'")
         row = await flow.until_stage(key, "pending")
     assert (row["attempts"], transport.jobs) == (0, [])
     assert await flow.alarms() == ["held"]

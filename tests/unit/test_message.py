@@ -500,6 +500,8 @@ def test_public_names() -> None:
         "RetryPolicy",
         "SendonceError",
         "StoreNotReady",
+        "TemplateFault",
+        "Templates",
         "enqueue",
         "enqueue_many",
         "start_now",

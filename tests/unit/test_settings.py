@@ -363,6 +363,8 @@ def test_a_worker_is_configured_as_the_file_says(file: Path, monkeypatch: pytest
         [safety]
         redirect_all_to = "dev@example.org"
         allowed_domains = ["example.org"]
+        [templates]
+        patience_hours = 2
         {ACCOUNT}
         password = "{SECRET}"
     """
@@ -388,6 +390,8 @@ def test_a_worker_is_configured_as_the_file_says(file: Path, monkeypatch: pytest
         "overdue_seconds": 90,
         "window_margin": 11,
         "breaker_mails": 3,
+        "templates": None,
+        "template_patience": 7200.0,
         "redirect_all_to": "dev@example.org",
         "allowed_domains": ("example.org",),
     }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import re
 
-from sendonce.errors import InvalidEmail
 from sendonce.message import LINE_LIMIT, STRUCTURED, Address
 
 FOLD_AT = 76

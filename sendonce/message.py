@@ -34,6 +34,7 @@ _KEY = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 _NAME = re.compile(r"[a-z0-9_-]{1,50}")
 _FTEXT = re.compile(r"[!-9;-~]+")  # RFC 5322 3.6.8
 _ATTRIBUTE = r"[A-Za-z0-9!#$%&'*+.^_`{|}~-]+"  # RFC 2045 5.1
+_LOCALE = re.compile(r"[A-Za-z0-9]{1,8}([-_][A-Za-z0-9]{1,8}){0,3}")
 _MEDIA_TYPE = re.compile(rf'{_ATTRIBUTE}/{_ATTRIBUTE}(; *{_ATTRIBUTE}=({_ATTRIBUTE}|"[ !#-\[\]-~]*"))*')
 _CONTENT_ID = re.compile(rf"{_ATTRIBUTE}(@{_ATTRIBUTE})?")
 # Fields whose syntax has no place for encoded words (RFC 2047 5 (3)); everything else a caller may set is free text.
@@ -354,6 +355,11 @@ class OutgoingEmail(_Checked):
     """The name of the template that makes subject, text and HTML; not together with ``text`` or ``html``."""
     parameters: Annotated[dict[str, Any] | None, BeforeValidator(_parameters)] = None
     """What the template is filled with: JSON values. Copied, so that later changes have no effect."""
+    locale: Annotated[str, _matching(_LOCALE, 'a language tag such as "de" or "de-AT"')] | None = None
+    """In which language the template is wanted. None: its plain files. Without a template it has no effect."""
+    rendered: bool = False
+    """Subject, text and HTML were made from the template when the mail was enqueued; they come together with it then,
+    and are no part of what tells two requests under one key apart."""
     headers: Annotated[dict[str, str], BeforeValidator(_headers)] = {}
     """Further headers; none of those that follow from the other fields. Name and value fit one line of 998 octets."""
     attachments: Annotated[tuple[Attachment, ...], BeforeValidator(_attachments)] = ()
@@ -387,6 +393,8 @@ class OutgoingEmail(_Checked):
             html: str | None = None,
             template: str | None = None,
             parameters: Mapping[str, Any] | None = None,
+            locale: str | None = None,
+            rendered: bool = False,
             headers: Mapping[str, str] | None = None,
             attachments: Iterable[Attachment] = (),
             send_after: datetime | None = None,
@@ -400,7 +408,11 @@ class OutgoingEmail(_Checked):
     def _consistent(self) -> Self:
         if not 1 <= len(self.recipients()) <= MAX_RECIPIENTS:
             raise InvalidEmail("to", f"to, cc and bcc together must name 1 to {MAX_RECIPIENTS} mailboxes")
-        if self.template and (self.text or self.html):
+        if self.rendered and not self.template:
+            raise InvalidEmail("rendered", "is for mail made from a template, and there is none")
+        if self.rendered and not (self.text or self.html):
+            raise InvalidEmail("rendered", "says that text or html were made, and there is neither")
+        if self.template and not self.rendered and (self.text or self.html):
             raise InvalidEmail("template", "must not come together with text or html")
         if self.parameters and not self.template:
             raise InvalidEmail("parameters", "belong to a template, and there is none")

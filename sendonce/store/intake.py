@@ -12,7 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, overload
 from uuid import UUID
 
 from sendonce.errors import ConfigurationError, IdempotencyConflict, InvalidEmail, StoreNotReady
@@ -55,17 +55,50 @@ class Enqueued:
     """None when the mail was there and retention has removed it."""
 
 
+Render = Literal["later", "now"]
+
+
+class Fills(Protocol):
+    """A folder of templates: :class:`sendonce.Templates`."""
+
+    def fill(self, email: OutgoingEmail) -> OutgoingEmail:
+        """The mail with subject, text and HTML made from its template. Raises TemplateFault."""
+
+
 @overload
-def enqueue(connection: SyncConnection, email: OutgoingEmail, *, notify: bool = True) -> Enqueued: ...
+def enqueue(
+    connection: SyncConnection,
+    email: OutgoingEmail,
+    *,
+    notify: bool = True,
+    render: Render = "later",
+    templates: Fills | None = None,
+) -> Enqueued: ...
 @overload
-def enqueue(connection: AnyAsyncConnection, email: OutgoingEmail, *, notify: bool = True) -> Awaitable[Enqueued]: ...
-def enqueue(connection: Any, email: OutgoingEmail, *, notify: bool = True) -> Enqueued | Awaitable[Enqueued]:
+def enqueue(
+    connection: AnyAsyncConnection,
+    email: OutgoingEmail,
+    *,
+    notify: bool = True,
+    render: Render = "later",
+    templates: Fills | None = None,
+) -> Awaitable[Enqueued]: ...
+def enqueue(
+    connection: Any,
+    email: OutgoingEmail,
+    *,
+    notify: bool = True,
+    render: Render = "later",
+    templates: Fills | None = None,
+) -> Enqueued | Awaitable[Enqueued]:
     """Write ``email`` into the transaction of ``connection``; it is sent once that commits, and never if it does not.
 
     ``connection`` is SQLAlchemy's ``Session``, ``Connection``, ``AsyncSession`` or ``AsyncConnection``, or psycopg's
     ``Connection`` or ``AsyncConnection``; for an async one, await the result. It is never committed or rolled back
     here. ``notify=False`` sends no NOTIFY, which serialises commits and forbids PREPARE TRANSACTION: the mail is then
-    found by polling.
+    found by polling. ``render="now"`` makes subject, text and HTML from the mail's template here and now, with
+    ``templates``: a broken template is the caller's to see, as :class:`~sendonce.errors.TemplateFault`, and nothing is
+    written. ``"later"``: a worker renders it, and the mail waits while it cannot.
 
     A concurrent transaction that enqueues the same key waits for this one to end. At READ COMMITTED it then gets the
     record that is there. At REPEATABLE READ and SERIALIZABLE it gets the driver's serialization failure (SQLSTATE
@@ -75,27 +108,52 @@ def enqueue(connection: Any, email: OutgoingEmail, *, notify: bool = True) -> En
     still usable. Raises :class:`~sendonce.errors.ConfigurationError` in autocommit mode outside a transaction, and
     :class:`~sendonce.errors.StoreNotReady` when the schema is missing. What the driver raises comes through.
     """
-    done = _run(connection, [email], notify)
+    done = _run(connection, _rendered([email], render, templates), notify)
     return done[0] if isinstance(done, list) else _first(done)
 
 
 @overload
 def enqueue_many(
-    connection: SyncConnection, emails: Iterable[OutgoingEmail], *, notify: bool = True
+    connection: SyncConnection,
+    emails: Iterable[OutgoingEmail],
+    *,
+    notify: bool = True,
+    render: Render = "later",
+    templates: Fills | None = None,
 ) -> list[Enqueued]: ...
 @overload
 def enqueue_many(
-    connection: AnyAsyncConnection, emails: Iterable[OutgoingEmail], *, notify: bool = True
+    connection: AnyAsyncConnection,
+    emails: Iterable[OutgoingEmail],
+    *,
+    notify: bool = True,
+    render: Render = "later",
+    templates: Fills | None = None,
 ) -> Awaitable[list[Enqueued]]: ...
 def enqueue_many(
-    connection: Any, emails: Iterable[OutgoingEmail], *, notify: bool = True
+    connection: Any,
+    emails: Iterable[OutgoingEmail],
+    *,
+    notify: bool = True,
+    render: Render = "later",
+    templates: Fills | None = None,
 ) -> list[Enqueued] | Awaitable[list[Enqueued]]:
     """Like :func:`enqueue` for several mails in few statements; the result is in the order of ``emails``.
 
     They are written in the order of account and key, so that two calls with the same keys cannot deadlock; calls of
     :func:`enqueue` one after the other can. All or none: a conflict undoes what this call wrote, by a savepoint.
     """
-    return _run(connection, list(emails), notify)
+    return _run(connection, _rendered(list(emails), render, templates), notify)
+
+
+def _rendered(emails: list[OutgoingEmail], render: Render, templates: Fills | None) -> list[OutgoingEmail]:
+    if render == "later":
+        return emails
+    if render != "now":
+        raise ConfigurationError(f"render = {render!r}: write 'now' or 'later'")
+    if templates is None:
+        raise ConfigurationError("render = 'now' needs templates: pass sendonce.Templates(folder)")
+    return [templates.fill(email) for email in emails]
 
 
 async def _first(done: Awaitable[list[Enqueued]]) -> Enqueued:

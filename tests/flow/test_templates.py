@@ -49,8 +49,7 @@ async def test_a_mended_template_lets_the_waiting_mail_go(flow: Flow, relay: typ
         key = await flow.enqueue(**FIELDS)
         await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'template'")
         found = await flow.rows_until("SELECT kind, detail FROM sendonce.alarm WHERE email_id IS NOT NULL")
-        assert found == [{"kind": "held", "detail": "template order: order/body.txt:3: " + found[0]["detail"][33:]}]
-        assert "ann@" not in found[0]["detail"]
+        assert found == [{"kind": "held", "detail": "template order: order/body.txt:3: UndefinedError: 'nothing'"}]
         row = await flow.email(key)
         assert (row["stage"], row["attempts"], transport.jobs) == ("pending", 0, [])
         (folder / "body.txt").write_text("Dear {{ name }}, it is mended.\n")
@@ -72,7 +71,7 @@ async def test_a_template_that_stays_broken_ends_dead_and_is_rendered_anew_once_
         assert transport.jobs == []
         assert await flow.rows("SELECT 1 FROM sendonce.pinned") == []
         (folder / "subject.txt").write_text("Mended {{ number }}")
-        async with open_pool(flow.database_url) as pool:
+        async with open_pool(flow.database_url, name="operator") as pool:
             await Store(pool).requeue(flow.ids[key], lane=flow.config().lanes["default"], actor="operator")
         await flow.until_stage(key, "sent")
     assert transport.jobs[0].rendering.body.endswith(b" Mended 4711")

@@ -91,7 +91,7 @@ async def test_the_fault_costs_what_the_table_says(bench: Bench, row: list[str])
         if fault.script is not None:
             server.script.add(fault.script())
         if "username" in fault.settings:
-            server.credentials = ("shop", "right")
+            server.credentials = {"shop": "right"}
         settings = {"host": "127.0.0.1", "port": server.port, "tls": "none"} | fault.settings
         transport = SmtpTransport(SmtpSettings(**settings))
         content = OutgoingEmail(key="k1", sender="shop@example.com", to=people, subject="S", text="T")

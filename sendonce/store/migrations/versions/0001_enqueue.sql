@@ -19,7 +19,8 @@
 --   reply_to         the same form
 --   envelope_sender  a mailbox for bounces; "" is the null sender; default: the sender's mailbox
 --   subject          one line
---   text, html       or else: template and parameters (an object)
+--   text, html       or else: template, parameters (an object) and locale ("de-AT")
+--   rendered         true: subject, text and html were made from the template named, and are not compared
 --   headers          {"X-Name": "value"}; none that Sendonce sets itself
 --   send_after, expires_at   ISO 8601 with an offset: "2030-01-31T09:00:00+01:00"
 --   retry, unknown   this mail's own retry policy (an object) and policy for silence ("hold" or "resend")
@@ -164,6 +165,8 @@ DECLARE
     v_text      text := nullif(message ->> 'text', '');
     v_html      text := nullif(message ->> 'html', '');
     v_template  text := nullif(message ->> 'template', '');
+    v_locale    text := nullif(message ->> 'locale', '');
+    v_rendered  boolean := message -> 'rendered' IS NOT DISTINCT FROM 'true';
     v_params    jsonb := nullif(nullif(message -> 'parameters', 'null'), '{}');
     v_headers   jsonb := coalesce(nullif(message -> 'headers', 'null'), '{}');
     v_retry     jsonb := nullif(message -> 'retry', 'null');
@@ -189,8 +192,9 @@ BEGIN
         FROM jsonb_each(message) AS member (key, value)
         WHERE NOT CASE
             WHEN member.key IN ('key', 'account', 'lane', 'envelope_sender', 'subject', 'text', 'html', 'template',
-                                'send_after', 'expires_at', 'requested_by', 'unknown')
+                                'send_after', 'expires_at', 'requested_by', 'unknown', 'locale')
                 THEN jsonb_typeof(member.value) IN ('string', 'null')
+            WHEN member.key = 'rendered' THEN jsonb_typeof(member.value) IN ('boolean', 'null')
             WHEN member.key IN ('parameters', 'headers', 'retry') THEN jsonb_typeof(member.value) IN ('object', 'null')
             ELSE member.key IN ('sender', 'to', 'cc', 'bcc', 'reply_to')
         END
@@ -219,7 +223,9 @@ BEGIN
         WHEN a_bcc IS NULL THEN 'bcc'
         WHEN a_reply_to IS NULL THEN 'reply_to'
         WHEN v_subject ~ broken_line OR octet_length(v_subject) > 989 THEN 'subject'
-        WHEN v_template IS NOT NULL AND (v_text IS NOT NULL OR v_html IS NOT NULL) THEN 'template'
+        WHEN v_rendered AND (v_template IS NULL OR coalesce(v_text, v_html) IS NULL) THEN 'rendered'
+        WHEN v_template IS NOT NULL AND NOT v_rendered AND (v_text IS NOT NULL OR v_html IS NOT NULL) THEN 'template'
+        WHEN v_locale !~ '^[A-Za-z0-9]{1,8}([-_][A-Za-z0-9]{1,8}){0,3}$' THEN 'locale'
         WHEN v_template ~ broken_line OR length(v_template) > 200 THEN 'template'
         WHEN v_template IS NULL AND v_params IS NOT NULL THEN 'parameters'
         WHEN v_send IS NULL AND message ->> 'send_after' IS NOT NULL THEN 'send_after'
@@ -301,8 +307,10 @@ BEGIN
         'sender', sender - 'mailbox', 'envelope_sender', bounces,
         'to', sendonce.enqueue_shown(a_to), 'cc', sendonce.enqueue_shown(a_cc), 'bcc', sendonce.enqueue_shown(a_bcc),
         'reply_to', sendonce.enqueue_shown(a_reply_to), 'subject', v_subject, 'text', v_text, 'html', v_html,
-        'template', v_template, 'parameters', v_params, 'headers', v_headers);
-    v_digest := sha256(convert_to((content || jsonb_build_object('attachments', files))::text, 'UTF8'));
+        'template', v_template, 'parameters', v_params, 'locale', v_locale, 'headers', v_headers);
+    -- What was made from a template is not compared: a mended template must not turn a repetition into a conflict.
+    v_digest := sha256(convert_to((content - CASE WHEN v_template IS NOT NULL THEN ARRAY['subject', 'text', 'html'] ELSE '{}' END
+        || jsonb_build_object('attachments', files))::text, 'UTF8'));
 
     -- The unique index decides, nothing is looked up before: a concurrent caller with the same key waits here.
     INSERT INTO sendonce.email_key (account, key, email_id, digest, created_at)
@@ -325,7 +333,7 @@ BEGIN
             message ->> 'unknown', ARRAY(SELECT generate_series(0, cardinality(mailboxes) - 1)));
     INSERT INTO sendonce.email_content (email_id, message_id, content, requested_by)
     VALUES (v_id, '<' || v_id || '@' || substring(sender ->> 'mailbox' FROM '@([^@]+)$') || '>',
-            content || jsonb_build_object('key', v_key, 'account', v_account, 'lane', v_lane,
+            content || jsonb_build_object('rendered', v_rendered, 'key', v_key, 'account', v_account, 'lane', v_lane,
                 'send_after', message -> 'send_after', 'expires_at', message -> 'expires_at',
                 'requested_by', message -> 'requested_by', 'retry', v_retry, 'unknown', message -> 'unknown'),
             message ->> 'requested_by');

@@ -24,6 +24,7 @@ from sendonce.activities.attempt import Delivery
 from sendonce.activities.failures import client_options, where
 from sendonce.activities.inflight import Flights
 from sendonce.activities.leases import LeaseKeeper, StoreHealth
+from sendonce.activities.look_ups import LookUps
 from sendonce.activities.poke import SignalPoker
 from sendonce.activities.redirect import Guard
 from sendonce.activities.transmission import Fills, Means
@@ -176,6 +177,8 @@ async def serve(
         loops.start(forever("heartbeat", UPKEEP_SECONDS, upkeep.beat, health))
         loops.start(forever("sweeps", UPKEEP_SECONDS, upkeep.sweep, health))
         loops.start(forever("alarms", UPKEEP_SECONDS, upkeep.deliver_alarms, health))
+        look_ups = LookUps(store, config.transports, poker, config.lanes, worker_id)
+        loops.start(forever("look-ups", UPKEEP_SECONDS, look_ups.round, health))
 
         client = client or await _connect(config, stop)
         if client is None:

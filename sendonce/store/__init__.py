@@ -17,11 +17,12 @@ from psycopg_pool import AsyncConnectionPool
 from sendonce.outcome import AttemptResult
 from sendonce.policy import LanePolicy
 from sendonce.stages import Proof
-from sendonce.store import accounts, alarms, claims, dispatch, facts, leases, offers, sweeps
+from sendonce.store import accounts, alarms, claims, dispatch, facts, leases, look_ups, offers, sweeps
 from sendonce.store.records import (
     BeginRefused,
     Begun,
     ClaimAnswer,
+    LookUp,
     Pinned,
     Standing,
     Startable,
@@ -204,11 +205,23 @@ class Store:
     # Facts: never refused.
 
     async def settle(
-        self, email_id: UUID, attempt_id: UUID, result: AttemptResult, *, lane: LanePolicy, actor: str
+        self,
+        email_id: UUID,
+        attempt_id: UUID,
+        result: AttemptResult,
+        *,
+        lane: LanePolicy,
+        actor: str,
+        cause: str = "answered",
     ) -> Standing:
         """Append what an attempt found out, whoever holds the row now; returns where the mail stands."""
         async with self._connection() as conn:
-            return await facts.settle(conn, email_id, attempt_id, result, lane=lane, actor=actor)
+            return await facts.settle(conn, email_id, attempt_id, result, lane=lane, actor=actor, cause=cause)
+
+    async def due_look_ups(self, account: str, limit: int) -> list[LookUp]:
+        """Stamp and return unknowns of this account that its provider is to be asked about now."""
+        async with self._connection() as conn:
+            return await look_ups.due(conn, account, limit)
 
     async def record_evidence(
         self,

@@ -34,6 +34,9 @@ from sendonce.store.records import Busy, Finished, Held, Standing, Wait
 UNCOUNTED_DELAY = 5.0
 """Seconds until the next try after an attempt that is not counted."""
 
+LOOK_UP_FIRST = 5.0
+"""Seconds from the beginning of an unknown until its provider is asked for the first time."""
+
 
 @dataclass
 class Mail:
@@ -325,6 +328,9 @@ UPDATE sendonce.email SET
     unknown_since = CASE WHEN %(stage)s = 'unknown' THEN coalesce(unknown_since, %(now)s) END,
     close_at = CASE WHEN %(stage)s = 'unknown'
         THEN coalesce(close_at, %(now)s + %(unknown_days)s * interval '1 day') END,
+    look_up_at = CASE WHEN %(stage)s = 'unknown'
+        THEN coalesce(look_up_at, %(now)s + %(look_up_in)s * interval '1 second') END,
+    look_ups = CASE WHEN %(stage)s = 'unknown' THEN look_ups ELSE 0 END,
     alarm_at = %(now)s + %(alarm_in)s::float8 * interval '1 second',
     final_at = CASE WHEN %(final)s THEN coalesce(final_at, %(now)s) END,
     held_why = CASE WHEN %(final)s THEN NULL ELSE held_why END, held_since = NULL,
@@ -364,6 +370,7 @@ async def _write_mail(
         "first": row["first_attempt_at"],
         "pause_base": row["pause_base"],
         "unknown_days": lane.unknown_days,
+        "look_up_in": LOOK_UP_FIRST,
         "alarm_in": alarm_delay if silent and alarm_delay > 0 else None,
         "final": stage.final,
         "code": plan.code,

@@ -148,6 +148,26 @@ class Pinned:
 
 
 @dataclass(frozen=True, slots=True)
+class LookUp:
+    """An unanswered offer that its provider may be asked about."""
+
+    email_id: UUID
+    key: str
+    account: str
+    lane: str
+    message_id: str
+    generation: int
+    provider_key: str
+    identity: str
+    """Under which the offer was made; another one's records say nothing."""
+    begun_at: datetime
+    attempts: tuple[UUID, ...]
+    """The silent attempts of this generation, in order."""
+    recipients: tuple[EnvelopeRecipient, ...]
+    """Those offered."""
+
+
+@dataclass(frozen=True, slots=True)
 class Startable:
     """A row for the starter, or a workflow to poke."""
 

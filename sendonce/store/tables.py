@@ -112,6 +112,8 @@ email = Table(
     Column("unknown_since", _INSTANT),
     Column("close_at", _INSTANT),
     Column("alarm_at", _INSTANT),
+    Column("look_up_at", _INSTANT),
+    Column("look_ups", Integer, nullable=False, server_default=_ZERO),
     Column("started_at", _INSTANT),
     Column("seen_at", _INSTANT),
     Column("starts", Integer, nullable=False, server_default=_ZERO),
@@ -155,6 +157,7 @@ Index(
 )
 Index("ix_email_held", email.c.lane, email.c.id, postgresql_where=text("stage IN ('claimed', 'transmitting')"))
 Index("ix_email_close", email.c.close_at, postgresql_where=text("stage = 'unknown'"))
+Index("ix_email_look_up", email.c.account, email.c.look_up_at, postgresql_where=text("stage = 'unknown'"))
 Index("ix_email_alarm", email.c.alarm_at, postgresql_where=text("alarm_at IS NOT NULL"))
 Index("ix_email_created", email.c.created_at, email.c.id)
 Index("ix_email_stage", email.c.stage, email.c.created_at, email.c.id, postgresql_where=text("stage <> 'sent'"))

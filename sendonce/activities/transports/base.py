@@ -16,7 +16,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from sendonce.message import OutgoingEmail
 from sendonce.outcome import Accepted, AttemptResult, Refused
@@ -152,6 +152,7 @@ class Asked(Exception):
         self.why, self.retry_after = why, retry_after
 
 
+@runtime_checkable
 class LooksUp(Protocol):
     """A transport whose provider can be asked what became of an offer."""
 

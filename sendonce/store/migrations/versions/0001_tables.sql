@@ -70,6 +70,8 @@ CREATE TABLE sendonce.email (
     unknown_since   timestamptz,
     close_at        timestamptz,                  -- an unsettled unknown is closed then
     alarm_at        timestamptz,                  -- an unknown is alarmed then
+    look_up_at      timestamptz,                  -- the provider is asked about an unknown then, if it can be asked
+    look_ups        integer NOT NULL DEFAULT 0,
     -- workflow
     started_at      timestamptz,                  -- a starter stamped it
     seen_at         timestamptz,                  -- a workflow asked: the proof that one exists
@@ -94,6 +96,7 @@ CREATE INDEX ix_email_waiting ON sendonce.email (lane, next_attempt_at, id)
 -- Held by a process: few rows at any time.
 CREATE INDEX ix_email_held ON sendonce.email (lane, id) WHERE stage IN ('claimed', 'transmitting');
 CREATE INDEX ix_email_close ON sendonce.email (close_at) WHERE stage = 'unknown';
+CREATE INDEX ix_email_look_up ON sendonce.email (account, look_up_at) WHERE stage = 'unknown';
 CREATE INDEX ix_email_alarm ON sendonce.email (alarm_at) WHERE alarm_at IS NOT NULL;
 CREATE INDEX ix_email_created ON sendonce.email (created_at, id);
 CREATE INDEX ix_email_stage ON sendonce.email (stage, created_at, id) WHERE stage <> 'sent';

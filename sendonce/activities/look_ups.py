@@ -1,0 +1,92 @@
+"""Asking providers what became of unanswered offers. Reads only; "not found" proves nothing and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from sendonce.activities.failures import safe_code, where
+from sendonce.activities.inflight import Poker
+from sendonce.activities.transports.base import Asked, LooksUp, Question, Recipient, Transport
+from sendonce.outcome import AttemptResult
+from sendonce.policy import LanePolicy
+from sendonce.store import Store
+from sendonce.store.records import LookUp
+from sendonce.store.sweeps import lane_of
+from sendonce.workflows.port import Wake, workflow_id
+
+logger = logging.getLogger(__name__)
+
+PER_ROUND = 10
+"""Mails of one account that one process asks about in one round: providers limit such requests."""
+
+ANSWER_SECONDS = 15.0
+"""How long one look-up may take."""
+
+
+class LookUps:
+    """The round that asks; to be called every few seconds by every worker."""
+
+    def __init__(
+        self,
+        store: Store,
+        transports: Mapping[str, Transport],
+        poker: Poker,
+        lanes: Mapping[str, LanePolicy],
+        worker: str,
+    ) -> None:
+        self._store = store
+        self._poker = poker
+        self._lanes = lanes
+        self._worker = worker
+        self._askable = {name: one for name, one in transports.items() if one.capability.look_up}
+
+    async def round(self) -> None:
+        """Ask about what is due, account beside account, so that a slow provider holds up no other."""
+        await asyncio.gather(*(self._account(name, transport) for name, transport in self._askable.items()))
+
+    async def _account(self, name: str, transport: Transport) -> None:
+        for question in await self._store.due_look_ups(name, PER_ROUND):
+            if question.identity != transport.identity:
+                # Made under another account: this one's records say nothing of it.
+                continue
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await self._ask(transport, question)
+            except Asked as failed:
+                logger.warning("look-up failed: account=%s %s", name, safe_code(failed.why) or "no usable answer")
+                return
+            except TimeoutError:
+                logger.warning("look-up failed: account=%s no answer in time", name)
+                return
+            except Exception as error:
+                logger.error("look-up failed: email_id=%s %s", question.email_id, where(error))
+
+    async def _ask(self, transport: Transport, question: LookUp) -> None:
+        assert isinstance(transport, LooksUp)
+        found = await transport.look_up(
+            Question(
+                email_id=str(question.email_id),
+                key=question.key,
+                message_id=question.message_id,
+                provider_key=question.provider_key,
+                begun_at=question.begun_at,
+                recipients=tuple(Recipient(r.ordinal, r.mailbox) for r in question.recipients),
+            )
+        )
+        offered = {r.ordinal for r in question.recipients}
+        result = AttemptResult({ordinal: outcome for ordinal, outcome in found.items() if ordinal in offered})
+        if not result.outcomes:
+            return
+        # All offers of a generation were one and the same request: what the provider knows answers each of them.
+        for attempt in question.attempts:
+            await self._store.settle(
+                question.email_id,
+                attempt,
+                result,
+                lane=lane_of(self._lanes, question.lane),
+                actor=self._worker,
+                cause="look_up",
+            )
+        await self._poker.wake(workflow_id(question.key, question.account), Wake())

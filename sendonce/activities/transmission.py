@@ -191,6 +191,7 @@ class Transmission:
             envelope.recipients,
             key,
             self._flight.lane.answer_seconds,
+            str(claimed.email_id),
         )
         return envelope.spread(await transport.transmit(job, self._gate))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import email
 import re
 import socket
@@ -11,13 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from sendonce.testing.mailbox import StoredMail
+from sendonce.testing.smtp_log_in import Cancelled, log_in
 from sendonce.testing.smtp_misbehaviour import SmtpAct
 
 if TYPE_CHECKING:
     from sendonce.testing.smtp_server import SmtpServer
 
-SmtpEvent = Literal["connect", "ehlo", "mail", "rcpt", "data", "dot", "replied"]
-"""Points at which a hook is awaited. ``dot``: the message is stored (or will not be), the reply is not written;
+SmtpEvent = Literal[
+    "connect", "ehlo", "starttls", "auth", "mail", "rcpt", "data", "body", "dot", "replied", "rset", "quit"
+]
+"""Points at which a hook is awaited. ``body``: the reply to DATA is written, and the message comes next;
+``dot``: the message is stored (or will not be), the reply is not written;
 ``replied``: the reply to the dot is written. The others come before the reply."""
 
 SIZE_LIMIT = 100 * 1024 * 1024
@@ -36,11 +39,17 @@ class SmtpSession:
     ehlo: str = ""
     tls: bool = False
     user: str = ""
+    mechanism: str = ""
+    """Of the last AUTH, in upper case."""
     sender: str = ""
     parameters: str = ""
     """Of the last MAIL."""
     recipients: list[str] = field(default_factory=list)
     """Accepted in the present transaction."""
+    recipient_parameters: list[str] = field(default_factory=list)
+    """Of each RCPT of the present transaction, the refused ones included."""
+    open: bool = False
+    """MAIL was accepted, and neither the dot nor RSET has ended the transaction: a second MAIL is out of sequence."""
     body_octets: int = 0
     """Octets of the present body that have arrived."""
     stored: int = 0
@@ -90,6 +99,7 @@ class Conversation:
             elif verb.upper() == "NOOP":
                 await self.say(b"250 2.0.0 Ok\r\n")
             elif verb.upper() == "QUIT":
+                await self.event("quit")
                 await self.reply("quit", "", b"221 2.0.0 Bye\r\n")
                 await self.close()
             else:
@@ -151,13 +161,16 @@ class Conversation:
     async def ehlo(self, argument: str) -> None:
         self.session.ehlo = argument
         await self.event("ehlo")
-        offers = ["loopback.test", f"SIZE {SIZE_LIMIT}", "8BITMIME", "ENHANCEDSTATUSCODES"]
+        offers = ["loopback.test", f"SIZE {self.server.size_limit}", "8BITMIME", "ENHANCEDSTATUSCODES"]
+        offers += [
+            name for name, offered in (("PIPELINING", self.server.pipelining), ("DSN", self.server.dsn)) if offered
+        ]
         if self.server.smtputf8:
             offers.append("SMTPUTF8")
         if self.server.tls is not None and not self.session.tls:
             offers.append("STARTTLS")
         if self.server.credentials is not None:
-            offers.append("AUTH PLAIN LOGIN")
+            offers.append(f"AUTH {' '.join(self.server.mechanisms)}")
         lines = [f"250{'-' if i < len(offers) - 1 else ' '}{offer}\r\n" for i, offer in enumerate(offers)]
         await self.reply("ehlo", argument, "".join(lines).encode())
 
@@ -165,6 +178,7 @@ class Conversation:
         if self.server.tls is None or self.session.tls:
             await self.say(b"502 5.5.1 not offered\r\n")
             return
+        await self.event("starttls")
         if not (await self.reply("starttls", "", b"220 2.0.0 go ahead\r\n")).startswith(b"220"):
             return
         # What was sent in clear before the handshake is void (RFC 3207 4.2).
@@ -173,14 +187,13 @@ class Conversation:
         self.session.tls = True
 
     async def auth(self, argument: str) -> None:
-        method, _, initial = argument.partition(" ")
-        if method.upper() == "PLAIN":
-            answer = initial or await self.ask(b"334 \r\n")
-            _, user, password = [*_decode(answer).split("\0"), "", ""][:3]
-        else:
-            user = _decode(initial or await self.ask(b"334 VXNlcm5hbWU6\r\n"))
-            password = _decode(await self.ask(b"334 UGFzc3dvcmQ6\r\n"))
-        right = (self.server.credentials or {}).get(user) == password
+        await self.event("auth")
+        self.session.mechanism = argument.partition(" ")[0].upper()
+        try:
+            user, right = await log_in(argument, self.server.credentials or {}, self.ask)
+        except Cancelled:
+            await self.say(b"501 5.5.2 cancelled\r\n")
+            return
         usual = b"235 2.7.0 welcome\r\n" if right else b"535 5.7.8 bad credentials\r\n"
         if (await self.reply("auth", user, usual)).startswith(b"235"):
             self.session.user = user
@@ -196,25 +209,33 @@ class Conversation:
         if path is None:
             await self.say(b"501 5.5.4 syntax: MAIL FROM:<mailbox>\r\n")
             return
+        if self.session.open:
+            await self.say(b"503 5.5.1 nested MAIL\r\n")
+            return
         self.session.recipients = []
+        self.session.recipient_parameters = []
         self.session.body_octets = 0
         self.session.sender, self.session.parameters = path[1], path[2] or ""
         await self.event("mail")
-        await self.reply("mail", path[1], b"250 2.1.0 Ok\r\n")
+        self.session.open = (await self.reply("mail", path[1], b"250 2.1.0 Ok\r\n")).startswith(b"2")
 
     async def rcpt(self, argument: str) -> None:
         path = _PATH.match(argument)
         if path is None:
             await self.say(b"501 5.5.4 syntax: RCPT TO:<mailbox>\r\n")
             return
+        self.session.recipient_parameters.append(path[2] or "")
         await self.event("rcpt")
         act = self.server.script.pick("rcpt:over", str(len(self.session.recipients)))
         act = act or self.server.script.pick("rcpt", path[1]) or SmtpAct()
-        if (await self.act(act, b"250 2.1.5 Ok\r\n")).startswith(b"2"):
+        usual = b"250 2.1.5 Ok\r\n" if self.session.open else b"503 5.5.1 need MAIL\r\n"
+        if (await self.act(act, usual)).startswith(b"2"):
             self.session.recipients.append(path[1])
 
     async def rset(self, _: str) -> None:
         self.session.recipients = []
+        self.session.open = False
+        await self.event("rset")
         await self.reply("rset", "", b"250 2.0.0 Ok\r\n")
 
     async def data(self, _: str) -> None:
@@ -243,6 +264,8 @@ class Conversation:
             if end >= 0:
                 self.buffer += data[end + 5 :]
                 return re.sub(rb"(?m)^\.", b"", bytes(data[2 : end + 2])), answered
+            if not searched:
+                await self.event("body")
             searched = len(data)
             self.buffer += await self.more()
 
@@ -250,6 +273,8 @@ class Conversation:
         act = self.server.script.pick("dot", " ".join(self.session.recipients)) or SmtpAct()
         queue_id = f"{next(self.server.ids):08X}"
         usual = f"250 2.0.0 Ok: queued as {queue_id}\r\n".encode()
+        if len(content) > self.server.size_limit:
+            usual = b"552 5.3.4 too big\r\n"
         store = act.store if act.store is not None else (act.reply or usual).startswith(b"2")
         if store:
             try:
@@ -260,6 +285,7 @@ class Conversation:
         await self.act(act, usual)
         await self.event("replied")
         self.session.recipients = []
+        self.session.open = False
 
     def store(self, content: bytes, queue_id: str) -> None:
         parsed = email.message_from_bytes(content)
@@ -270,10 +296,3 @@ class Conversation:
             StoredMail(self.session.sender, recipients, content, message_id, queue_id, headers=headers)
         )
         self.session.stored += 1
-
-
-def _decode(text: str) -> str:
-    try:
-        return base64.b64decode(text, validate=True).decode()
-    except ValueError:
-        return ""

@@ -1,6 +1,7 @@
 """An SMTP server on loopback that accepts everything, or misbehaves as scripted, at the level of octets.
 
-It speaks ESMTP (RFC 5321) with SIZE, 8BITMIME, SMTPUTF8, ENHANCEDSTATUSCODES, and STARTTLS and AUTH where given.
+It speaks ESMTP (RFC 5321) with SIZE, 8BITMIME, SMTPUTF8, PIPELINING, DSN, ENHANCEDSTATUSCODES, and STARTTLS and AUTH
+where given.
 Scripts are made of the rules in :mod:`sendonce.testing.smtp_misbehaviour`.
 """
 
@@ -10,12 +11,12 @@ import asyncio
 import itertools
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Self
 
 from sendonce.testing.mailbox import Mailbox
 from sendonce.testing.script import Script
-from sendonce.testing.smtp_conversation import Conversation, Over, SmtpEvent, SmtpSession
+from sendonce.testing.smtp_conversation import SIZE_LIMIT, Conversation, Over, SmtpEvent, SmtpSession
 from sendonce.testing.smtp_misbehaviour import SmtpAct, SmtpRule
 
 __all__ = ["SmtpEvent", "SmtpServer", "SmtpSession"]
@@ -33,19 +34,25 @@ class SmtpServer:
         tls: ssl.SSLContext | None = None,
         implicit_tls: bool = False,
         credentials: Mapping[str, str] | None = None,
+        mechanisms: Sequence[str] = ("PLAIN", "LOGIN"),
         smtputf8: bool = True,
+        pipelining: bool = True,
+        dsn: bool = True,
+        size_limit: int = SIZE_LIMIT,
         receive_buffer: int | None = None,
         on_event: Callable[[SmtpEvent, SmtpSession], Awaitable[None]] | None = None,
     ) -> None:
         """``port`` 0 takes a free one. ``tls`` without ``implicit_tls`` offers STARTTLS. ``credentials`` (user →
-        password) offers AUTH, in clear too, as careless servers do. ``receive_buffer`` (octets) bounds what the kernel
-        takes for a reader that stalls. ``on_event`` is awaited at each :data:`SmtpEvent`.
+        password, or access token) offers AUTH with these ``mechanisms``, in clear too, as careless servers do. ``receive_buffer`` (octets) bounds what the kernel
+        takes for a reader that stalls. ``size_limit`` (octets) is announced, and kept.
+        ``on_event`` is awaited at each :data:`SmtpEvent`.
         """
         self.mailbox = mailbox if mailbox is not None else Mailbox()
         self.script: Script[SmtpAct] = Script(*rules)
         self.host, self.port = host, port
         self.tls, self.implicit_tls = tls, implicit_tls
-        self.credentials, self.smtputf8 = credentials, smtputf8
+        self.credentials, self.mechanisms, self.smtputf8 = credentials, mechanisms, smtputf8
+        self.pipelining, self.dsn, self.size_limit = pipelining, dsn, size_limit
         self.on_event = on_event
         self.sessions: list[SmtpSession] = []
         self.ids = itertools.count(1)

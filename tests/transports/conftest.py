@@ -25,9 +25,9 @@ def foreign_certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate
     return self_signed(tmp_path_factory.mktemp("foreign"), "DNS:elsewhere.test")
 
 
-@pytest.fixture
-async def smtp() -> AsyncIterator[SmtpServer]:
-    async with SmtpServer() as server:
+@pytest.fixture(params=[False, True], ids=["one by one", "pipelined"])
+async def smtp(request: pytest.FixtureRequest) -> AsyncIterator[SmtpServer]:
+    async with SmtpServer(pipelining=request.param) as server:
         yield server
 
 

@@ -11,7 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from sendonce.activities.transports.base import Job
-from sendonce.activities.transports.smtp import SmtpSettings, SmtpTimeouts, SmtpTransport, wire
+from sendonce.activities.transports.smtp import SmtpSettings, SmtpTimeouts, SmtpTransport
+from sendonce.activities.transports.smtp_transaction import wire
 from sendonce.message import Attachment, OutgoingEmail
 from sendonce.outcome import (
     Accepted,
@@ -45,12 +46,14 @@ async def send(
     **settings: Any,
 ) -> AttemptResult:
     """One attempt. With ``hear`` begin lasts until the server's reply, or the connection's end, has arrived."""
-    settings = {"host": "127.0.0.1", "port": server.port, "tls": "none", **settings}
+    # Connections are not kept: the server's end of each is awaited.
+    pool = {"idle_seconds": 0}
+    settings = {"host": "127.0.0.1", "port": server.port, "tls": "none", "pool": pool, **settings}
     transport = SmtpTransport(SmtpSettings(**settings))
     gate = gate or RecordingGate()
 
     async def heard() -> None:
-        [line] = transport._lines
+        [line] = transport._pool._busy
         while line.protocol._response_pending and not line.protocol.replied:  # noqa: ASYNC110 - no event tells it
             await asyncio.sleep(0.001)
 
@@ -93,8 +96,9 @@ async def test_when_nobody_is_accepted_there_is_no_data_and_no_begin(smtp: SmtpS
     result = await send(smtp, gate=gate)
     assert kinds(result) == ["refused"] * 3
     assert gate.begun == []
-    assert "DATA" not in smtp.sessions[0].verbs()
+    assert ("DATA" in smtp.sessions[0].verbs()) is smtp.pipelining
     assert smtp.sessions[0].verbs()[-1] == "QUIT"
+    assert smtp.mailbox.mails() == []
 
 
 @pytest.mark.parametrize(
@@ -143,7 +147,7 @@ async def test_one_refused_mail_harms_no_neighbour(smtp: SmtpServer) -> None:
     for key in ("r1", "r2", "r3"):
         smtp.script.clear()
         if key == "r2":
-            smtp.script.add(bad.refuse_sender(554, "5.7.1 sender not verified"))
+            smtp.script.add(bad.refuse_sender(554, "5.1.0 not this one"))
         found += kinds(await transport.transmit(make_job(transport, mail([A], key=key)), RecordingGate()))
     await transport.close()
     assert found == ["accepted", "refused", "accepted"]
@@ -180,7 +184,8 @@ async def test_after_a_421_nothing_more_is_said(smtp: SmtpServer, at: str) -> No
     smtp.script.add(bad.answer(at, 421))
     await send(smtp, mail([A]))
     said = ["EHLO", "MAIL", "RCPT", "DATA"]
-    assert smtp.sessions[0].verbs() == said[: ["connect", "ehlo", "mail", "rcpt", "data", "dot"].index(at)]
+    last = ["connect", "ehlo", "mail", "rcpt", "data", "dot"].index(at)
+    assert smtp.sessions[0].verbs() == said[: 4 if smtp.pipelining and last > 1 else last]
 
 
 async def test_421_leaves_earlier_verdicts_alone(smtp: SmtpServer) -> None:
@@ -203,7 +208,10 @@ async def test_a_cut_before_the_dot_is_not_offered(smtp: SmtpServer, at: str) ->
 
 async def test_a_cut_at_the_second_recipient_keeps_the_first_ones_refusal(smtp: SmtpServer) -> None:
     smtp.script.add(bad.reject_mailbox(A), bad.SmtpRule("rcpt", bad.SmtpAct(then="cut")))
-    assert kinds(await send(smtp)) == ["refused", "not_offered", "not_offered"]
+    found = kinds(await send(smtp))
+    assert found[1:] == ["not_offered", "not_offered"]
+    # A reset may overtake a reply that nobody waited for; then it is as if it had not been said.
+    assert found[0] in (("refused", "not_offered") if smtp.pipelining else ("refused",))
 
 
 @pytest.mark.parametrize("at", ["connect", "ehlo", "mail", "rcpt", "data"])
@@ -312,7 +320,7 @@ async def test_begin_waits_until_the_body_has_left(certificate: Certificate, tls
         transport = SmtpTransport(SmtpSettings(host="127.0.0.1", port=server.port, tls=tls, ca_file=certificate.file))
 
         async def look() -> None:
-            [line] = transport._lines
+            [line] = transport._pool._busy
             stream: Any = line.protocol.transport
             # Nothing waits, and whatever is left is noticed: the transport says so from the first octet on.
             left.append((stream.get_write_buffer_size(), stream.get_write_buffer_limits()[0]))
@@ -352,8 +360,8 @@ async def test_hooks_are_called_at_every_point(smtp: SmtpServer) -> None:
 
     smtp.on_event = on_event
     await send(smtp, mail([A]))
-    names = ["connect", "ehlo", "mail", "rcpt", "data"]
-    assert seen == [*((name, 0) for name in names), ("dot", 1), ("replied", 1)]
+    names = ["connect", "ehlo", "mail", "rcpt", "data", "body"]
+    assert seen == [*((name, 0) for name in names), ("dot", 1), ("replied", 1), ("quit", 1)]
 
 
 async def test_a_text_that_is_not_utf8_refuses_all_the_same(smtp: SmtpServer) -> None:

@@ -99,6 +99,8 @@ class Job:
     """The idempotency key for the provider; the same for every attempt of a generation."""
     answer_seconds: float
     """How long to wait for the answer once offered."""
+    envelope_id: str = ""
+    """What a bounce brings back (RFC 3461 4.4): the mail's id, printable ASCII; ``""``: none is asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,33 @@ reply, something that is no reply) ends the connection: the next message is judg
 from __future__ import annotations
 
 import asyncio
+import collections
 import ipaddress
 import ssl
+from collections.abc import Sequence
 from typing import cast
 
-from aiosmtplib import SMTPException, SMTPReadTimeoutError, SMTPResponse, SMTPResponseException
-from aiosmtplib.auth import auth_login_encode, auth_plain_encode
+from aiosmtplib import (
+    SMTPException,
+    SMTPReadTimeoutError,
+    SMTPResponse,
+    SMTPResponseException,
+    SMTPServerDisconnected,
+    SMTPStatus,
+)
 from aiosmtplib.esmtp import parse_esmtp_extensions
-from aiosmtplib.protocol import SMTPProtocol
+from aiosmtplib.protocol import MAX_RESPONSE_LENGTH, SMTPProtocol
 
+from sendonce.activities.transports import smtp_auth
 from sendonce.activities.transports.smtp_replies import is_reply, reply_of
 from sendonce.activities.transports.smtp_settings import SmtpSettings
+from sendonce.activities.transports.smtp_token import TokenSource
 from sendonce.outcome import AccountFault, Deferred, NotOffered, Outcome, Reply, storable
+
+LEAVING = frozenset({421})
+BROKEN_OFF = frozenset({*LEAVING, 500, 502, 503})
+"""After these the connection is not used again: the server leaves (RFC 5321 3.8), or it and we do not agree on where
+in the conversation we are."""
 
 STRAY = "the server sent a reply nobody asked for"
 
@@ -46,6 +61,11 @@ class LineProtocol(SMTPProtocol):
         super().__init__()
         self._drained = asyncio.Event()
         self._drained.set()
+        self._group: collections.deque[SMTPResponse | Exception] | None = None
+        self._arrived = asyncio.Event()
+        self._unasked = False
+        self.mixed = False
+        """The last reply had lines of different codes, which no server in order sends (RFC 5321 4.2.1)."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -68,6 +88,65 @@ class LineProtocol(SMTPProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._drained.set()
+        self._arrived.set()
+
+    def data_received(self, data: bytes) -> None:
+        waiter = self._response_waiter
+        if self._group is not None:
+            self._buffer.extend(data)
+            self._sort()
+        elif waiter is not None and (not self._response_pending or waiter.done()):
+            # aiosmtplib drops it; a connection on which the server says more than it was asked is not used again.
+            self._unasked = True
+        else:
+            super().data_received(data)
+
+    def _read_response_from_buffer(self) -> SMTPResponse | None:
+        before = bytes(self._buffer)
+        response = super()._read_response_from_buffer()
+        if response is not None:
+            lines = before[: len(before) - len(self._buffer)].splitlines()
+            self.mixed = len({line[:3] for line in lines}) > 1
+        return response
+
+    def write_group(self, data: bytes) -> None:
+        """Write several commands at once; as many calls of :meth:`next_reply` follow, then :meth:`end_group`."""
+        self._group = collections.deque()
+        self._arrived.clear()
+        self.write(data)
+
+    def _sort(self) -> None:
+        assert self._group is not None
+        try:
+            while (response := self._read_response_from_buffer()) is not None:
+                self._group.append(response)
+            if len(self._buffer) > MAX_RESPONSE_LENGTH:
+                raise SMTPResponseException(SMTPStatus.invalid_response.value, "Response too long")
+        except SMTPResponseException as error:
+            self._group.append(error)
+        self._arrived.set()
+
+    async def next_reply(self, timeout: float) -> SMTPResponse:
+        """The next reply of the group. Raises SMTPException when there is none within ``timeout`` seconds."""
+        assert self._group is not None
+        try:
+            async with asyncio.timeout(timeout):
+                while not self._group:
+                    if not self.is_connected:
+                        raise SMTPServerDisconnected("Connection lost")
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            raise SMTPReadTimeoutError("Timed out waiting for server response") from None
+        found = self._group.popleft()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def end_group(self) -> None:
+        """All replies have been read; one that is left over was not asked for."""
+        self._unasked = self._unasked or bool(self._group)
+        self._group = None
 
     async def drained(self) -> None:
         """Return when everything written has been handed to the kernel, or the connection is gone."""
@@ -81,7 +160,7 @@ class LineProtocol(SMTPProtocol):
     @property
     def stray(self) -> bool:
         """True when the server wrote more than the one reply it was asked for."""
-        return bool(self._buffer)
+        return bool(self._buffer) or self._unasked
 
 
 class SmtpLine:
@@ -92,7 +171,12 @@ class SmtpLine:
         self.settings = settings
         self.extensions: dict[str, str] = {}
         """What the server offered in EHLO, names in lower case."""
-        self._auth_methods: list[str] = []
+        self.auth_methods: Sequence[str] = ()
+        """The SASL mechanisms it offered, in lower case."""
+        self.mails = 0
+        """Transactions it has served."""
+        self.open_transaction = False
+        """MAIL was accepted and the transaction is not over: RSET is due before another one."""
 
     @property
     def usable(self) -> bool:
@@ -121,13 +205,32 @@ class SmtpLine:
             raise self.lost(reason(error)) from error
         return self.checked(response), response.message
 
-    def checked(self, response: SMTPResponse) -> Reply:
-        """The reply, if it is one. Raises :class:`LineLost`."""
+    def checked(self, response: SMTPResponse, *, refused: bool = False) -> Reply:
+        """The reply, if it is one. Raises :class:`LineLost`.
+
+        ``refused``: to a command that was written before its predecessor was refused: it is out of sequence, rightly.
+        """
         if not is_reply(response.code):
             raise self.lost("the server's reply is not SMTP")
-        if response.code == 421:
+        if response.code in (LEAVING if refused else BROKEN_OFF) or self.protocol.mixed:
             self.abort()
         return reply_of(response.code, response.message)
+
+    def write_group(self, *commands: bytes) -> None:
+        """Send several commands at once (RFC 2920). Raises :class:`LineLost`."""
+        if self.protocol.stray:
+            raise self.lost(STRAY)
+        try:
+            self.protocol.write_group(b"".join(command + b"\r\n" for command in commands))
+        except (SMTPException, ConnectionError) as error:
+            raise self.lost(reason(error)) from error
+
+    async def next_reply(self, timeout: float, *, refused: bool = False) -> Reply:
+        """The reply to the next command of the group. Raises :class:`LineLost`. ``refused``: see :meth:`checked`."""
+        try:
+            return self.checked(await self.protocol.next_reply(timeout), refused=refused)
+        except (SMTPException, ConnectionError) as error:
+            raise self.lost(reason(error)) from error
 
     def lost(self, why: str) -> LineLost:
         """Close, and return the exception to raise."""
@@ -160,14 +263,15 @@ class SmtpLine:
     async def ehlo(self) -> None:
         """Introduce ourselves and learn what the server offers. Raises :class:`NoLine`."""
         name = self.settings.ehlo_name or self._literal()
-        reply, text = await self._set_up(b"EHLO", name.encode(), timeout=self.settings.timeouts.ehlo)
+        reply, text = await self.set_up(b"EHLO", name.encode(), timeout=self.settings.timeouts.ehlo)
         if reply.code >= 500:
             raise NoLine(AccountFault(reply))
         if reply.code != 250:
             raise NoLine(NotOffered(reply))
-        self.extensions, self._auth_methods = parse_esmtp_extensions(text)
+        self.extensions, self.auth_methods = parse_esmtp_extensions(text)
 
-    async def _set_up(self, *words: bytes, timeout: float) -> tuple[Reply, str]:
+    async def set_up(self, *words: bytes, timeout: float) -> tuple[Reply, str]:
+        """One command before the first mail: its reply, and the text as it was read. Raises :class:`NoLine`."""
         try:
             reply, text = await self._exchange(*words, timeout=timeout)
         except LineLost as lost:
@@ -208,26 +312,16 @@ class SmtpLine:
             raise NoLine(NotOffered(Reply(text=f"STARTTLS: {reason(error)}"))) from error
         self.protocol.watch_buffer()
 
-    async def log_in(self, username: str, password: str) -> None:
-        """AUTH PLAIN, or LOGIN where only that is offered (RFC 4954). Raises :class:`NoLine`."""
-        timeout = self.settings.timeouts.auth
-        if "plain" in self._auth_methods:
-            reply, _ = await self._set_up(b"AUTH", b"PLAIN", auth_plain_encode(username, password), timeout=timeout)
-        elif "login" in self._auth_methods:
-            first, second = auth_login_encode(username, password)
-            reply, _ = await self._set_up(b"AUTH", b"LOGIN", first, timeout=timeout)
-            if reply.code == 334:
-                reply, _ = await self._set_up(second, timeout=timeout)
-        else:
-            why = "the server offers neither AUTH PLAIN nor AUTH LOGIN: remove username and password, or check the port"
-            raise NoLine(AccountFault(Reply(enhanced="auth_missing", text=why)))
-        if reply.code != 235:
-            raise NoLine(AccountFault(reply))
+    async def log_in(self, tokens: TokenSource | None) -> None:
+        """Log in as the settings say. Raises :class:`NoLine`."""
+        fault = await smtp_auth.log_in(self, tokens)
+        if fault is not None:
+            raise NoLine(fault)
 
 
-async def open_line(settings: SmtpSettings, context: ssl.SSLContext) -> SmtpLine:
+async def open_line(settings: SmtpSettings, context: ssl.SSLContext, tokens: TokenSource | None = None) -> SmtpLine:
     """Connect, greet, encrypt and log in. Raises :class:`NoLine`; the connection is closed before anything leaves."""
-    line = SmtpLine(await _connect(settings, context), settings)
+    line = await connect(settings, context)
     try:
         await line.greet()
         await line.ehlo()
@@ -235,15 +329,16 @@ async def open_line(settings: SmtpSettings, context: ssl.SSLContext) -> SmtpLine
             await line.starttls(context)
             # What was offered in clear is void (RFC 3207 4.2).
             await line.ehlo()
-        if settings.username is not None and settings.password is not None:
-            await line.log_in(settings.username, settings.password.get_secret_value())
+        if settings.username is not None:
+            await line.log_in(tokens)
     except BaseException:
         line.abort()
         raise
     return line
 
 
-async def _connect(settings: SmtpSettings, context: ssl.SSLContext) -> LineProtocol:
+async def connect(settings: SmtpSettings, context: ssl.SSLContext) -> SmtpLine:
+    """A connection, in TLS if that is implicit, on which nothing was said. Raises :class:`NoLine`."""
     implicit = settings.tls == "implicit"
     timeouts = settings.timeouts
     try:
@@ -259,7 +354,7 @@ async def _connect(settings: SmtpSettings, context: ssl.SSLContext) -> LineProto
         raise NoLine(tls_fault(error)) from error
     except (OSError, UnicodeError) as error:
         raise NoLine(NotOffered(Reply(text=f"connect: {reason(error)}"))) from error
-    return protocol
+    return SmtpLine(protocol, settings)
 
 
 def tls_fault(error: ssl.SSLError) -> Outcome:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from sendonce.outcome import AccountFault, Deferred, Refused, Reply, storable
 
 ACCOUNT_CODES = frozenset({530, 534, 535, 538})
 """Authentication required, too weak, refused, or wanting encryption (RFC 4954 6, RFC 3207 4)."""
+
+OUT_OF_STEP = frozenset({500, 502, 503})
+"""Not recognised, not implemented, bad sequence: not about the mail, and tried again over another connection."""
+
+_QUOTA = frozenset({"5.4.5"})
+"""The sender's daily limit, as Google's relays say it."""
+_SENDER = frozenset({"5.1.7", "5.1.8"})
+"""Bad syntax of the sender's address, or a sender's system that cannot be reached (RFC 3463 3.2)."""
+_UNAUTHENTIC = frozenset({"5.7.20", "5.7.21", "5.7.22", "5.7.23", "5.7.24", "5.7.26", "5.7.27"})
+"""DKIM, SPF and their like have failed (RFC 7372 3, RFC 7505 4.2): the sender's domain is wrongly set up."""
+_GREYLIST = frozenset({"4.7.0", "4.7.1", "4.2.0"})
 
 _ENHANCED = re.compile(r"^([245]\.[0-9]{1,3}\.[0-9]{1,3})(?:\s|$)")
 # By custom only: Postfix "queued as 4F2A", Exim "id=1abC-2", Exchange "<id> Queued mail for delivery", SES "Ok 0102-…".
@@ -31,30 +43,50 @@ def is_reply(code: int) -> bool:
     return 200 <= code <= 599
 
 
-def refusal(reply: Reply) -> Deferred | Refused | AccountFault | None:
-    """What a 4xx or 5xx says, by its first digit (RFC 5321 4.2.1); None for any other reply.
+def refusal(reply: Reply, at: str, faults: Collection[str] = ()) -> Deferred | Refused | AccountFault | None:
+    """What a 4xx or 5xx in answer to ``at`` (mail, rcpt, data, dot) says; None for any other reply.
 
-    >>> refusal(Reply(499)).kind
+    The first digit decides (RFC 5321 4.2.1), the enhanced code refines (RFC 3463). ``faults`` are the account's
+    ``account_faults``. The one thing the text is looked at for is the pace: whether this is greylisting.
+
+    >>> refusal(Reply(499), "mail").kind
     'deferred'
-    >>> refusal(Reply(535)).kind
+    >>> refusal(Reply(535), "mail").kind
     'account_fault'
+    >>> refusal(Reply(550, "5.7.1"), "mail").scope
+    'sender'
     """
-    if reply.code in ACCOUNT_CODES:
+    code, enhanced = reply.code, reply.enhanced
+    if not 400 <= code <= 599:
+        return None
+    if code in ACCOUNT_CODES or {f"{at} {code}", f"{at} {code} {enhanced}"} & set(faults):
         return AccountFault(reply)
-    if 400 <= reply.code <= 499:
+    if code >= 500 and enhanced in _QUOTA:
+        return AccountFault(reply)
+    if code >= 500 and at == "mail" and (enhanced.startswith("5.7.") or enhanced in _SENDER):
+        return AccountFault(reply, scope="sender")
+    if code >= 500 and at in ("mail", "dot") and enhanced in _UNAUTHENTIC:
+        return AccountFault(reply, scope="sender")
+    if code in OUT_OF_STEP and at != "dot":
         return Deferred(reply)
-    if 500 <= reply.code <= 599:
-        return Refused(reply)
-    return None
+    if code <= 499:
+        return Deferred(reply, greylisted=at in ("mail", "rcpt") and _greylisted(reply))
+    return Refused(reply)
+
+
+def _greylisted(reply: Reply) -> bool:
+    return reply.code in (450, 451) and (
+        reply.enhanced in _GREYLIST or re.search("gr[ae]y-?list", reply.text.lower()) is not None
+    )
 
 
 def too_many(reply: Reply, *, others_accepted: bool) -> bool:
-    """True when a 552 at RCPT means "too many recipients", which is to be taken as 452 (RFC 5321 4.5.3.1.10).
+    """True when a 452 or 552 at RCPT means "too many recipients" (RFC 5321 4.5.3.1.10: 552 is to be taken as 452).
 
     It does when the enhanced code says so (X.5.3), or when it stands alone and other recipients were accepted;
-    otherwise 552 is a mailbox that is full, or a message that is too big.
+    otherwise it is a mailbox that is full, or a message that is too big.
     """
-    if reply.code != 552:
+    if reply.code not in (452, 552):
         return False
     if reply.enhanced:
         return reply.enhanced.endswith(".5.3")

@@ -4,7 +4,7 @@ Exit codes, the same for every command:
 
 ===  ==========================================================================
 0    done
-1    the answer is no: no such mail, a template with a fault
+1    the answer is no: no such mail, a template with a fault, an account that does not work
 2    usage or configuration
 3    PostgreSQL or Temporal is away, or the schema is not ready
 ===  ==========================================================================
@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 
 import sendonce.cli.demo
+import sendonce.cli.doctor
 import sendonce.cli.reading  # importing a module adds its commands
 import sendonce.cli.running
 import sendonce.cli.templates

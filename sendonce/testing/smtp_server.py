@@ -43,8 +43,9 @@ class SmtpServer:
         on_event: Callable[[SmtpEvent, SmtpSession], Awaitable[None]] | None = None,
     ) -> None:
         """``port`` 0 takes a free one. ``tls`` without ``implicit_tls`` offers STARTTLS. ``credentials`` (user →
-        password, or access token) offers AUTH with these ``mechanisms``, in clear too, as careless servers do. ``receive_buffer`` (octets) bounds what the kernel
-        takes for a reader that stalls. ``size_limit`` (octets) is announced, and kept.
+        password, or access token) offers AUTH with these ``mechanisms``, in clear too, as careless servers do.
+        ``receive_buffer`` (octets) bounds what the kernel takes for a reader that stalls. ``size_limit`` (octets) is
+        announced, and kept.
         ``on_event`` is awaited at each :data:`SmtpEvent`.
         """
         self.mailbox = mailbox if mailbox is not None else Mailbox()

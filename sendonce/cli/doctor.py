@@ -1,0 +1,159 @@
+"""The command ``doctor``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sendonce import settings
+from sendonce.cli.base import ConfigOption, ExitCode, JsonOption, app
+from sendonce.cli.output import cell, mask_addresses, print_json
+from sendonce.errors import ConfigurationError, InvalidEmail
+
+if TYPE_CHECKING:
+    from sendonce.activities.transports.base import Transport
+    from sendonce.activities.transports.smtp_doctor import Step
+    from sendonce.message import OutgoingEmail
+    from sendonce.settings.model import AccountSettings, Settings
+
+ANSWER_SECONDS = 60.0
+"""How long the test mail's answer is awaited."""
+
+
+@app.command()
+def doctor(
+    account: Annotated[str, typer.Option(metavar="NAME", help="The account to look at.")] = "default",
+    to: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Send one test mail to this address.")] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", metavar="ADDRESS", help="The test mail's sender [default: username, if an address]."),
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check an account step by step: name, connection, greeting, TLS and its certificate, log-in, an empty
+    transaction. Sends nothing unless --to is given. Needs no database. Exit code 1 when a step failed.
+
+    JSON: one object for each step: step, status (ok, warn, fail or skip), what, fix, seconds, and details.
+    """
+    found = settings.load(config)
+    chosen = found.accounts.get(account)
+    if chosen is None:
+        known = ", ".join(found.accounts) or "none"
+        raise ConfigurationError(f"{found.source}: there is no account {account!r}; known are {known}")
+    transport = settings.build_transports(replace(found, accounts={account: chosen}))[account]
+    content = None if to is None else _content(chosen, to, from_)
+    failed = asyncio.run(_run(found, chosen, transport, content, as_json))
+    if failed:
+        raise typer.Exit(ExitCode.NO)
+
+
+async def _run(
+    found: Settings,
+    account: AccountSettings,
+    transport: Transport,
+    content: OutgoingEmail | None,
+    as_json: bool,
+) -> bool:
+    """Print each step as it ends; True when one failed."""
+    try:
+        async for step in _steps(found, account, transport, content):
+            _print(step, as_json)
+            if step.status == "fail":
+                return True
+    finally:
+        await transport.close()
+    return False
+
+
+async def _steps(
+    found: Settings, account: AccountSettings, transport: Transport, content: OutgoingEmail | None
+) -> AsyncIterator[Step]:
+    from sendonce.activities.transports.smtp_doctor import STEPS, Step, examine
+    from sendonce.activities.transports.smtp_settings import SmtpSettings
+
+    if isinstance(account.options, SmtpSettings):
+        async for step in examine(account.options):
+            yield step
+            if step.status == "fail":
+                return
+    else:
+        for name in STEPS:
+            yield Step(name, "skip", f"does not apply to transport {account.transport!r}; --to sends a test mail")
+    if content is not None:
+        yield await _send(found, transport, content)
+
+
+def _content(account: AccountSettings, to: str, sender: str | None) -> OutgoingEmail:
+    from sendonce.message import OutgoingEmail
+
+    username = getattr(account.options, "username", None) or ""
+    sender = sender or (username if "@" in username else None)
+    if sender is None:
+        raise ConfigurationError("the test mail needs a sender: give --from with an address that this account may use")
+    key = f"doctor-{uuid.uuid4()}"
+    text = "This is a test mail. Sendonce's doctor sent it to see whether the account works.\n"
+    try:
+        return OutgoingEmail(key=key, account=account.name, sender=sender, to=to, subject="Test mail", text=text)
+    except InvalidEmail as error:
+        raise ConfigurationError(f"the test mail cannot be written: {error.reason}; check --to and --from") from None
+
+
+async def _send(found: Settings, transport: Transport, content: OutgoingEmail) -> Step:
+    from sendonce.activities.redirect import Guard
+    from sendonce.activities.transports.base import Job, Mail
+    from sendonce.activities.transports.smtp_doctor import Step
+    from sendonce.outcome import Accepted
+    from sendonce.store.records import EnvelopeRecipient
+
+    safety = found.safety
+    domains = None if safety.allowed_domains is None else frozenset(safety.allowed_domains)
+    everyone = [EnvelopeRecipient(n, mailbox) for n, mailbox in enumerate(content.recipients())]
+    recipients = Guard(safety.redirect_all_to, domains).envelope(everyone).recipients
+    if not recipients:
+        return Step("send", "fail", "[safety] does not let mail go to that address", "give another --to")
+    domain = content.sender.mailbox.rpartition("@")[2]
+    mail = Mail(content.key, content.key, content.account, f"<{content.key}@{domain}>", datetime.now(UTC), content)
+    rendering = transport.render(mail, recipients, content.key)
+    job = Job(rendering, content.sender.mailbox, recipients, content.key, ANSWER_SECONDS)
+    started = monotonic()
+    outcome = (await transport.transmit(job, _Open())).outcomes[recipients[0].ordinal]
+    seconds = monotonic() - started
+    reply = outcome.reply
+    said = f"{reply.code} {' '.join(reply.text.split())[:300]}" if reply.code else reply.text
+    if isinstance(outcome, Accepted):
+        queue_id = outcome.provider_id or "none was given"
+        redirected = "; it was redirected by [safety]" if recipients[0].mailbox != everyone[0].mailbox else ""
+        return Step("send", "ok", f"accepted, queue id {queue_id}{redirected}", "", seconds, {"queue_id": queue_id})
+    return Step("send", "fail", f"{outcome.kind}: {said}", "look the reply up at your provider", seconds)
+
+
+class _Open:
+    """A gate without a store: the test mail is written in no row."""
+
+    async def begin(self, offered: tuple[int, ...]) -> None:
+        """Let it pass."""
+
+    def offered(self) -> None:
+        """Let it pass."""
+
+
+def _print(step: Step, as_json: bool) -> None:
+    what = mask_addresses(step.what)
+    if as_json:
+        details: dict[str, Any] = step.details
+        print_json({"step": step.name, "status": step.status, "what": what, "fix": step.fix or None,
+                    "seconds": round(step.seconds, 3), "details": details})  # fmt: skip
+        return
+    sys.stdout.write(f"{step.status:4}  {step.name:8}  {step.seconds:6.2f} s  {cell(what)}\n")
+    if step.fix:
+        sys.stdout.write(f"{'':27}-> {step.fix}\n")
+    sys.stdout.flush()

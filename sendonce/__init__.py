@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         StoreNotReady,
         TemplateFault,
     )
+    from sendonce.headers import unsubscribe_headers
     from sendonce.message import Address, Attachment, OutgoingEmail
     from sendonce.policy import LanePolicy, RetryPolicy
     from sendonce.starter import start_now
@@ -43,6 +44,7 @@ __all__ = [
     "enqueue",
     "enqueue_many",
     "start_now",
+    "unsubscribe_headers",
 ]
 
 _HOMES = {
@@ -55,6 +57,7 @@ _HOMES = {
         "StoreNotReady",
         "TemplateFault",
     ),
+    "sendonce.headers": ("unsubscribe_headers",),
     "sendonce.message": ("Address", "Attachment", "OutgoingEmail"),
     "sendonce.policy": ("LanePolicy", "RetryPolicy"),
     "sendonce.starter": ("start_now",),

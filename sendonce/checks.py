@@ -14,6 +14,9 @@ from collections.abc import Mapping
 
 import idna
 
+LINE_LIMIT = 998
+"""Octets in one header line without CRLF (RFC 5322 2.1.1). Headers are never folded, so this bounds each of them."""
+
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\u0080-\U0010ffff-]+"  # RFC 5321 4.1.2 with RFC 6531 3.3
 _LOCAL = re.compile(rf'{_ATOM}(\.{_ATOM})*|"([ !#-\[\]-~\u0080-\U0010ffff]|\\[ -~])*"')
 _LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
@@ -40,19 +43,21 @@ def header_text(text: str, limit: int) -> str:
     """
     if encoded_length(storable_text(text)) > limit:
         raise ValueError(f"must be at most {limit} octets long as encoded in a header")
-    if _breaks(text):
+    if breaks(text):
         raise ValueError("must be one line without control characters")
-    if _hides_break(text):
+    if hides_break(text):
         raise ValueError("must not hide a line break or control character in an encoded word (=?…?=)")
     return text
 
 
-def _breaks(text: str) -> bool:
+def breaks(text: str) -> bool:
+    """True for text that holds a line end or a control character, TAB excepted."""
     # Cc holds CR, LF, VT, FF, U+0085 and the separators U+001C to U+001E; Zl and Zp are U+2028 and U+2029.
     return any(unicodedata.category(char) in ("Cc", "Zl", "Zp") and char != "\t" for char in text)
 
 
-def _hides_break(text: str) -> bool:
+def hides_break(text: str) -> bool:
+    """True for text in which an encoded word (RFC 2047) holds one of these."""
     # A lenient reading on purpose: whoever decodes later may be lenient too.
     for charset, encoding, body in _ENCODED_WORD.findall(text):
         if encoding in "qQ":
@@ -67,7 +72,7 @@ def _hides_break(text: str) -> bool:
             decoded = raw.decode(charset.partition("*")[0], "replace")
         except (LookupError, ValueError):
             decoded = raw.decode("latin-1")
-        if any(octet in raw for octet in b"\x00\r\n") or _breaks(decoded) or _hides_break(decoded):
+        if any(octet in raw for octet in b"\x00\r\n") or breaks(decoded) or hides_break(decoded):
             return True
     return False
 

@@ -229,6 +229,8 @@ class Transmission:
         claimed = self._claimed
         if content.template is not None and not content.rendered:
             content = self._filled(content)
+        if content.mime is not None and not transport.capability.takes_mime:
+            raise InvalidEmail("mime", "this account's provider takes no ready-made messages: use one that does")
         mail = Mail(str(claimed.email_id), claimed.key, claimed.account, claimed.message_id, _date(claimed), content)
         rendering = transport.render(mail, envelope.recipients, key)
         return rendering, rendering.digest()

@@ -189,7 +189,7 @@ async def claim(
 
 
 _ATTACHMENTS = """
-SELECT filename, content_type, content_id, inline, content FROM sendonce.attachment
+SELECT filename, content_type, content_id, inline, alternative, content FROM sendonce.attachment
 WHERE email_id = %(id)s ORDER BY ordinal
 """
 

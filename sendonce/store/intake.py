@@ -219,6 +219,7 @@ def _chunks(order: Iterable[int], emails: Sequence[OutgoingEmail]) -> Iterator[l
         email = emails[index]
         chunk.append(index)
         octets += len(email.text or "") + len(email.html or "") + sum(len(a.content) for a in email.attachments)
+        octets += len(email.mime or b"")
         if len(chunk) >= CHUNK_MAILS or octets >= CHUNK_OCTETS:
             yield chunk
             chunk, octets = [], 0
@@ -231,10 +232,7 @@ def _payload(email: OutgoingEmail) -> dict[str, Any]:
     message["sender"] = _address(email.sender)
     for name in ("to", "cc", "bcc", "reply_to"):
         message[name] = [_address(address) for address in getattr(email, name)]
-    attachments = [
-        {**attachment.model_dump(exclude={"content"}), "content": base64.b64encode(attachment.content).decode()}
-        for attachment in email.attachments
-    ]
+    attachments = [{**file, "content": base64.b64encode(file["content"]).decode()} for file in email.files()]
     return {"message": message, "attachments": attachments}
 
 

@@ -180,6 +180,7 @@ attachment = Table(
     Column("content_type", Text, nullable=False),
     Column("content_id", Text),
     Column("inline", Boolean, nullable=False, server_default=_NO),
+    Column("alternative", Boolean, nullable=False, server_default=_NO),
     Column("content", LargeBinary, nullable=False),
 )
 

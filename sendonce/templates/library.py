@@ -15,7 +15,7 @@ from sendonce.templates.html import as_text, inlined
 from sendonce.templates.sandbox import Environment, Limit
 
 if TYPE_CHECKING:
-    from sendonce.message import AddressList
+    from sendonce.address import AddressList
 
 _META_KEYS = frozenset({"from", "lane", "headers"})
 

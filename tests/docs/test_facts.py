@@ -13,7 +13,7 @@ import pytest
 import typer
 from pydantic import BaseModel, SecretStr
 
-from sendonce import message, outcome
+from sendonce import checks, message, outcome
 from sendonce.activities.inflight import lease_margin
 from sendonce.activities.transports.http_settings import USUAL_BODY, GatewaySettings
 from sendonce.activities.transports.smtp_settings import SmtpSettings, SmtpTimeouts
@@ -21,6 +21,7 @@ from sendonce.cli import app
 from sendonce.cli.base import ExitCode
 from sendonce.errors import ConfigurationError
 from sendonce.policy import DEFAULT_LANES, LONGEST_DELAY, LanePolicy, RetryPolicy
+from sendonce.ready_made import HEADER_LIMIT
 from sendonce.settings.loading import ENVIRONMENT
 from sendonce.settings.model import (
     LaneSettings,
@@ -181,8 +182,12 @@ def test_the_stage_table(pages: dict[str, Page]) -> None:
 def test_the_limits(pages: dict[str, Page]) -> None:
     rows = {row["what"]: row["limit"] for row in pages["docs/guarantees.md"].table("Limits")}
     assert rows["recipients of one mail"] == str(message.MAX_RECIPIENTS)
-    assert rows["text, HTML, parameters and attachments after base64"] == f"{message.CONTENT_LIMIT} octets"
-    assert rows["one header line"] == f"{message.LINE_LIMIT} octets"
+    assert (
+        rows["text, HTML, parameters and attachments in base64; ready-made MIME as it is"]
+        == f"{message.CONTENT_LIMIT} octets"
+    )
+    assert rows["To, Cc, Reply-To and further headers together"] == f"{HEADER_LIMIT} octets"
+    assert rows["one header line"] == f"{checks.LINE_LIMIT} octets"
     assert rows["reply text kept in the store"] == f"{outcome.TEXT_LIMIT} characters"
     assert rows["wait between two attempts"] == f"{LONGEST_DELAY:.0f} seconds"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from sendonce import (
     enqueue,
     enqueue_many,
 )
+from sendonce.message import CONTENT_LIMIT
 from sendonce.stages import Stage
 from sendonce.store import intake
 
@@ -443,3 +445,52 @@ def test_no_personal_data_in_exceptions(connect: Connect) -> None:
         shown += str([getattr(diagnosis, name, "") for name in ("message_detail", "context", "internal_query")])
         assert "ann@example.org" not in shown
         assert "secret@example.org" not in shown.replace('to="secret@example.org"', "")
+
+
+def test_a_ready_made_message_is_stored_as_one_file(connection: psycopg.Connection[Any]) -> None:
+    data = b"From: shop@example.org\nTo: ann@example.org\nBcc: h@example.org\nMessage-ID: <own@example.org>\n\nHi\n"
+    email = OutgoingEmail.from_mime(data, key="ready")
+    assert enqueue(connection, email).created
+    assert not enqueue(connection, email).created
+    [content] = rows(connection, "SELECT message_id, content FROM sendonce.email_content")
+    files = rows(
+        connection, "SELECT filename, content_type, content_id, inline, alternative, content FROM sendonce.attachment"
+    )
+    assert content["message_id"] == "<own@example.org>"
+    assert files[0]["content"] == data.replace(b"Bcc: h@example.org\n", b"").replace(b"\n", b"\r\n")
+    assert OutgoingEmail.from_json(content["content"], files) == email
+    assert [r["mailbox"] for r in rows(connection, "SELECT mailbox FROM sendonce.recipient ORDER BY ordinal")] == [
+        "ann@example.org",
+        "h@example.org",
+    ]
+    with pytest.raises(IdempotencyConflict):
+        enqueue(connection, OutgoingEmail.from_mime(data + b"more\n", key="ready"))
+
+
+def test_the_size_of_ready_made_mime_is_its_own(connection: psycopg.Connection[Any]) -> None:
+    head = b"From: shop@example.org\r\nTo: ann@example.org\r\n\r\n"
+    data = head + (b"x" * 76 + b"\r\n") * (CONTENT_LIMIT // 78)
+    assert enqueue(connection, OutgoingEmail.from_mime(data[:CONTENT_LIMIT], key="large")).created
+
+
+@pytest.mark.parametrize(
+    ("members", "files", "wrong"),
+    [
+        ({"mime": True}, 0, "mime"),
+        ({"mime": True}, 2, "mime"),
+        ({"mime": True, "text": "x"}, 1, "mime"),
+        ({"mime": True, "headers": {"X-A": "1"}}, 1, "mime"),
+        ({"mime": "yes"}, 1, "mime"),
+        ({"mime": True, "message_id": "own"}, 1, "message_id"),
+        ({"text": "x", "message_id": "<a@b>"}, 0, "message_id"),
+    ],
+)
+def test_ready_made_messages_that_other_languages_get_wrong(
+    connection: psycopg.Connection[Any], members: dict[str, Any], files: int, wrong: str
+) -> None:
+    message = {"key": "k", "sender": "a@example.org", "to": "b@example.org", **members}
+    file = {"filename": "message.eml", "content": "eA=="}
+    row = connection.execute(
+        "SELECT status FROM sendonce.enqueue(%s, %s)", [json.dumps(message), json.dumps([file] * files)]
+    ).fetchone()
+    assert row == (f"invalid:{wrong}",)

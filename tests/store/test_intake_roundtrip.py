@@ -43,6 +43,7 @@ FILES = st.fixed_dictionaries(
     optional={
         "content_type": st.sampled_from(["text/plain", "text/plain; charset=utf-8", "pdf"]),
         "content_id": st.just("logo") | WILD,
+        "alternative": st.booleans(),
     },
 )
 OPTIONAL: dict[str, st.SearchStrategy[Any]] = {

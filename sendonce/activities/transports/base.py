@@ -125,6 +125,8 @@ class Capability:
     never says anything."""
     keeps_message_id: bool | None = None
     """Whether our Message-ID is what recipients get; None: not documented."""
+    takes_mime: bool = False
+    """Whether it takes a message that is ready-made."""
     per_recipient: bool = False
     """Whether an answer can differ by recipient."""
     webhook: str = ""

@@ -13,8 +13,10 @@ from email.utils import format_datetime, getaddresses
 
 from sendonce.activities.transports import mime_header
 from sendonce.activities.transports.base import Mail
+from sendonce.checks import LINE_LIMIT
 from sendonce.errors import InvalidEmail
-from sendonce.message import LINE_LIMIT, Address, Attachment, OutgoingEmail
+from sendonce.message import Address, Attachment, OutgoingEmail
+from sendonce.ready_made import field_names
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _PLAIN_NAME = re.compile(r"[ !#-\[\]-~]+")
@@ -27,21 +29,35 @@ def render_mime(mail: Mail) -> bytes:
 
     Text is 7bit where it can be, else quoted-printable or base64, whichever is shorter, so that no relay has to
     convert it. A text or HTML part that is empty is left out. The header section is parsed back and compared.
-    Raises :class:`~sendonce.errors.InvalidEmail` for a header that cannot be carried.
+    A ready-made message stays as it is; only what RFC 5322 3.6 asks for and it lacks is put before it. Raises
+    :class:`~sendonce.errors.InvalidEmail` for a header that cannot be carried.
     """
     content = mail.content
+    if content.mime is not None:
+        return _completed(content.mime, mail)
     fields = [mime_header.addresses(name, group) for name, _, group in _groups(content)]
     if not content.to and not content.cc:
         fields.append("To: undisclosed-recipients:;")
     fields.append(mime_header.unstructured("Subject", content.subject))
-    fields.append(f"Date: {format_datetime(mail.created_at.astimezone(UTC))}")
-    fields.append(f"Message-ID: {mail.message_id}")
-    fields += [mime_header.custom(name, value) for name, value in content.headers.items()]
+    fields += [_date(mail), f"Message-ID: {mail.message_id}"]
+    fields += [mime_header.custom(name, value) for name, value in content.sent_headers.items()]
     fields.append("MIME-Version: 1.0")
     head = "\r\n".join(fields)
     _verify(mail, head)
     body = _Body(mail.email_id).build(content.text or "", content.html or "", content.attachments)
     return head.encode() + b"\r\n" + body
+
+
+def _completed(data: bytes, mail: Mail) -> bytes:
+    there = field_names(data)
+    needed = {"date": _date(mail), "message-id": f"Message-ID: {mail.message_id}"}
+    if "content-type" in there:
+        needed["mime-version"] = "MIME-Version: 1.0"
+    return "".join(f"{field}\r\n" for name, field in needed.items() if name not in there).encode() + data
+
+
+def _date(mail: Mail) -> str:
+    return f"Date: {format_datetime(mail.created_at.astimezone(UTC))}"
 
 
 def _groups(content: OutgoingEmail) -> list[tuple[str, str, tuple[Address, ...]]]:
@@ -65,11 +81,13 @@ class _Body:
     def build(self, text: str, html: str, attachments: tuple[Attachment, ...]) -> bytes:
         # Without HTML there is nothing that could refer to an inline part: it travels as a file.
         related = [_file(a) for a in attachments if a.inline and html]
-        others = [_file(a) for a in attachments if not (a.inline and html)]
-        parts = [_text("plain", text)] if text or not html else []
+        forms = [_form(a) for a in attachments if a.alternative]
+        others = [_file(a) for a in attachments if not (a.inline and html) and not a.alternative]
+        parts = [_text("plain", text)] if text or not (html or forms) else []
         if html:
             page = _text("html", html)
             parts.append(self._multipart('related; type="text/html"', [page, *related]) if related else page)
+        parts += forms
         body = parts[0] if len(parts) == 1 else self._multipart("alternative", parts)
         return self._multipart("mixed", [body, *others]) if others else body
 
@@ -122,6 +140,12 @@ def _file(attachment: Attachment) -> bytes:
     return "\r\n".join(fields).encode() + b"\r\n\r\n" + _base64(attachment.content)
 
 
+def _form(attachment: Attachment) -> bytes:
+    """Another form of the text; the last one that a reader knows is shown (RFC 2046 5.1.4)."""
+    head = f"Content-Type: {attachment.content_type}\r\nContent-Transfer-Encoding: base64\r\n\r\n"
+    return head.encode() + _base64(attachment.content)
+
+
 def _filename(name: str) -> str:
     """The filename parameter: a quoted string, or RFC 2231 4 where that cannot hold the name."""
     if _PLAIN_NAME.fullmatch(name):
@@ -139,13 +163,13 @@ def _verify(mail: Mail, head: str) -> None:
     names = [name for name, _, _ in _groups(content)]
     if not content.to and not content.cc:
         names.append("To")
-    if list(parsed) != [*names, "Subject", "Date", "Message-ID", *content.headers, "MIME-Version"]:
+    if list(parsed) != [*names, "Subject", "Date", "Message-ID", *content.sent_headers, "MIME-Version"]:
         raise InvalidEmail("headers", "they cannot be read back as written: look for line breaks")
     if _decoded(parsed["Subject"]) != content.subject:
         raise InvalidEmail("subject", "it cannot be read back as written: look for unusual white space")
     if parsed["Message-ID"] != mail.message_id:
         raise InvalidEmail("message_id", "it cannot be read back as written")
-    for name, value in content.headers.items():
+    for name, value in content.sent_headers.items():
         if _decoded(parsed[name]).split() != value.split():
             raise InvalidEmail("headers", f"{name} cannot be read back as written")
     for name, field, group in _groups(content):

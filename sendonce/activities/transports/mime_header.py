@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import re
 
-from sendonce.message import LINE_LIMIT, STRUCTURED, Address
+from sendonce.address import Address
+from sendonce.checks import LINE_LIMIT
+from sendonce.headers import STRUCTURED
 
 FOLD_AT = 76
 """Fields made of several items are folded at this length (RFC 2047 2: lines with encoded words hold no more)."""

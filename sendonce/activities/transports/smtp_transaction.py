@@ -30,6 +30,7 @@ _GROUP = 100
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _DOT = re.compile(rb"(?m)^\.")
 _NEEDS_UTF8 = "5.6.7"  # RFC 6531 4.2: the relay does not carry internationalised mail
+_NEEDS_7BIT = "5.6.3"  # RFC 3463 3.7: conversion required but not supported
 _BAD_MAILBOX = "5.1.3"
 _TOO_BIG = "5.3.4"
 
@@ -153,8 +154,11 @@ class Transaction:
                 else:
                     text = "the relay does not offer SMTPUTF8 (RFC 6531)"
                     self.settled.setdefault(recipient.ordinal, Refused(Reply(553, _NEEDS_UTF8, text)))
-        if not body.isascii() and "8bitmime" in offers:
+        if not body.isascii():
             parameters.append(b"BODY=8BITMIME")
+            if "8bitmime" not in offers and not body.partition(b"\r\n\r\n")[2].isascii():
+                text = "the message holds 8-bit text and the relay does not offer 8BITMIME (RFC 6152)"
+                self.rest(Refused(Reply(554, _NEEDS_7BIT, text)))
         if utf8_needed:
             parameters.append(b"SMTPUTF8")
         if self.wants_dsn:

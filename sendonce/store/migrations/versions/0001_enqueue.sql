@@ -25,7 +25,11 @@
 --   send_after, expires_at   ISO 8601 with an offset: "2030-01-31T09:00:00+01:00"
 --   retry, unknown   this mail's own retry policy (an object) and policy for silence ("hold" or "resend")
 --   requested_by     who asked, for the log of transitions
--- attachments, a JSON array of {"filename", "content_type", "content_id", "inline", "content" (base64)}.
+--   mime             true: the one attachment is the whole message, with CRLF line ends and without Bcc; sender, to, cc and
+--                    bcc say whom it is from and goes to, subject what to show; none of text, html, template and headers
+--   message_id       the Message-ID of such a message, if it has one
+-- attachments, a JSON array of {"filename", "content_type", "content_id", "inline", "alternative",
+-- "content" (base64)}.
 -- notify: false keeps this call from sending NOTIFY; the starter's polling finds the mail all the same.
 --
 -- status is one of
@@ -150,7 +154,7 @@ AS $$
 DECLARE
     -- A header is one line: no control but TAB, none of Unicode's line separators.
     broken_line constant text := '[\u0001-\u0008\u000a-\u001f\u007f-\u009f\u2028\u2029]';
-    size_limit constant bigint := 25 * 1024 * 1024;  -- octets after base64, as in sendonce.message.CONTENT_LIMIT
+    size_limit constant bigint := 25 * 1024 * 1024;  -- octets in base64, as in sendonce.message.CONTENT_LIMIT
     wrong       text;
     v_key       text := message ->> 'key';
     v_account   text := coalesce(message ->> 'account', 'default');
@@ -167,6 +171,7 @@ DECLARE
     v_template  text := nullif(message ->> 'template', '');
     v_locale    text := nullif(message ->> 'locale', '');
     v_rendered  boolean := message -> 'rendered' IS NOT DISTINCT FROM 'true';
+    v_mime      boolean := message -> 'mime' IS NOT DISTINCT FROM 'true';
     v_params    jsonb := nullif(nullif(message -> 'parameters', 'null'), '{}');
     v_headers   jsonb := coalesce(nullif(message -> 'headers', 'null'), '{}');
     v_retry     jsonb := nullif(message -> 'retry', 'null');
@@ -192,9 +197,9 @@ BEGIN
         FROM jsonb_each(message) AS member (key, value)
         WHERE NOT CASE
             WHEN member.key IN ('key', 'account', 'lane', 'envelope_sender', 'subject', 'text', 'html', 'template',
-                                'send_after', 'expires_at', 'requested_by', 'unknown', 'locale')
+                                'send_after', 'expires_at', 'requested_by', 'unknown', 'locale', 'message_id')
                 THEN jsonb_typeof(member.value) IN ('string', 'null')
-            WHEN member.key = 'rendered' THEN jsonb_typeof(member.value) IN ('boolean', 'null')
+            WHEN member.key IN ('rendered', 'mime') THEN jsonb_typeof(member.value) IN ('boolean', 'null')
             WHEN member.key IN ('parameters', 'headers', 'retry') THEN jsonb_typeof(member.value) IN ('object', 'null')
             ELSE member.key IN ('sender', 'to', 'cc', 'bcc', 'reply_to')
         END
@@ -225,6 +230,12 @@ BEGIN
         WHEN v_subject ~ broken_line OR octet_length(v_subject) > 989 THEN 'subject'
         WHEN v_rendered AND (v_template IS NULL OR coalesce(v_text, v_html) IS NULL) THEN 'rendered'
         WHEN v_template IS NOT NULL AND NOT v_rendered AND (v_text IS NOT NULL OR v_html IS NOT NULL) THEN 'template'
+        WHEN v_mime AND coalesce(v_text, v_html, v_template, v_params::text, nullif(v_headers, '{}')::text) IS NOT NULL
+            THEN 'mime'
+        WHEN v_mime AND jsonb_array_length(CASE jsonb_typeof(attachments) WHEN 'array' THEN attachments ELSE '[]' END) <> 1
+            THEN 'mime'
+        WHEN message ->> 'message_id' IS NOT NULL
+            AND (NOT v_mime OR message ->> 'message_id' !~ '^<[!-;=?-~]{1,240}>$') THEN 'message_id'
         WHEN v_locale !~ '^[A-Za-z0-9]{1,8}([-_][A-Za-z0-9]{1,8}){0,3}$' THEN 'locale'
         WHEN v_template ~ broken_line OR length(v_template) > 200 THEN 'template'
         WHEN v_template IS NULL AND v_params IS NOT NULL THEN 'parameters'
@@ -269,8 +280,9 @@ BEGIN
                 OR jsonb_typeof(item -> 'content_type') NOT IN ('string', 'null')
                 OR jsonb_typeof(item -> 'content_id') NOT IN ('string', 'null')
                 OR jsonb_typeof(item -> 'inline') NOT IN ('boolean', 'null')
+                OR jsonb_typeof(item -> 'alternative') NOT IN ('boolean', 'null')
                 OR concat(item ->> 'filename', item ->> 'content_type', item ->> 'content_id') ~ broken_line
-                OR item - ARRAY['filename', 'content_type', 'content_id', 'inline', 'content'] <> '{}'
+                OR item - ARRAY['filename', 'content_type', 'content_id', 'inline', 'alternative', 'content'] <> '{}'
             THEN
                 wrong := 'attachments';
                 EXIT;
@@ -281,6 +293,7 @@ BEGIN
                 'content_type', coalesce(item ->> 'content_type', 'application/octet-stream'),
                 'content_id', item ->> 'content_id',
                 'inline', coalesce((item ->> 'inline')::boolean, false),
+                'alternative', coalesce((item ->> 'alternative')::boolean, false),
                 'sha256', encode(sha256(body), 'hex')));
         END LOOP;
     END IF;
@@ -291,8 +304,8 @@ BEGIN
         SELECT coalesce(sum(octet_length(each.body)), 0) INTO size FROM unnest(bodies) AS each (body);
         size := size + coalesce(octet_length(v_text), 0) + coalesce(octet_length(v_html), 0)
             + coalesce(octet_length(v_params::text), 0);
-        IF (size + 2) / 3 * 4 > size_limit THEN
-            wrong := CASE WHEN files <> '[]' THEN 'attachments' WHEN v_params IS NOT NULL THEN 'parameters'
+        IF (CASE WHEN v_mime THEN size ELSE (size + 56) / 57 * 78 END) > size_limit THEN
+            wrong := CASE WHEN v_mime THEN 'mime' WHEN files <> '[]' THEN 'attachments' WHEN v_params IS NOT NULL THEN 'parameters'
                 WHEN v_text IS NOT NULL THEN 'text' ELSE 'html' END;
         END IF;
     END IF;
@@ -307,7 +320,8 @@ BEGIN
         'sender', sender - 'mailbox', 'envelope_sender', bounces,
         'to', sendonce.enqueue_shown(a_to), 'cc', sendonce.enqueue_shown(a_cc), 'bcc', sendonce.enqueue_shown(a_bcc),
         'reply_to', sendonce.enqueue_shown(a_reply_to), 'subject', v_subject, 'text', v_text, 'html', v_html,
-        'template', v_template, 'parameters', v_params, 'locale', v_locale, 'headers', v_headers);
+        'template', v_template, 'parameters', v_params, 'locale', v_locale, 'headers', v_headers,
+        'mime', nullif(v_mime, false));
     -- What was made from a template is not compared: a mended template must not turn a repetition into a conflict.
     v_digest := sha256(convert_to((content - CASE WHEN v_template IS NOT NULL THEN ARRAY['subject', 'text', 'html'] ELSE '{}' END
         || jsonb_build_object('attachments', files))::text, 'UTF8'));
@@ -332,17 +346,20 @@ BEGIN
     VALUES (v_id, v_account, v_key, v_lane, substring(sender ->> 'mailbox' FROM '@([^@]+)$'), v_now, v_send, v_expires, greatest(v_send, v_now), v_retry,
             message ->> 'unknown', ARRAY(SELECT generate_series(0, cardinality(mailboxes) - 1)));
     INSERT INTO sendonce.email_content (email_id, message_id, content, requested_by)
-    VALUES (v_id, '<' || v_id || '@' || substring(sender ->> 'mailbox' FROM '@([^@]+)$') || '>',
+    VALUES (v_id, coalesce(message ->> 'message_id',
+                           '<' || v_id || '@' || substring(sender ->> 'mailbox' FROM '@([^@]+)$') || '>'),
             content || jsonb_build_object('rendered', v_rendered, 'key', v_key, 'account', v_account, 'lane', v_lane,
                 'send_after', message -> 'send_after', 'expires_at', message -> 'expires_at',
-                'requested_by', message -> 'requested_by', 'retry', v_retry, 'unknown', message -> 'unknown'),
+                'requested_by', message -> 'requested_by', 'retry', v_retry, 'unknown', message -> 'unknown',
+                'message_id', message -> 'message_id'),
             message ->> 'requested_by');
     INSERT INTO sendonce.recipient (email_id, ordinal, mailbox)
     SELECT v_id, each.n - 1, each.mailbox FROM unnest(mailboxes) WITH ORDINALITY AS each (mailbox, n);
     IF files <> '[]' THEN
-        INSERT INTO sendonce.attachment (email_id, ordinal, filename, content_type, content_id, inline, content)
+        INSERT INTO sendonce.attachment (email_id, ordinal, filename, content_type, content_id, inline, alternative, content)
         SELECT v_id, file.n - 1, file.value ->> 'filename', file.value ->> 'content_type',
-            file.value ->> 'content_id', (file.value ->> 'inline')::boolean, bodies[file.n]
+            file.value ->> 'content_id', (file.value ->> 'inline')::boolean, (file.value ->> 'alternative')::boolean,
+            bodies[file.n]
         FROM jsonb_array_elements(files) WITH ORDINALITY AS file (value, n);
     END IF;
     INSERT INTO sendonce.transition (email_id, at, to_stage, cause, actor)

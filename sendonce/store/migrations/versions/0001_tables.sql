@@ -110,6 +110,7 @@ CREATE TABLE sendonce.email_content (
     requested_by    text
 );
 
+-- The files of a mail, or the message itself where content has "mime": true.
 CREATE TABLE sendonce.attachment (
     email_id        uuid NOT NULL CONSTRAINT fk_attachment_email REFERENCES sendonce.email (id) ON DELETE CASCADE,
     ordinal         integer NOT NULL,
@@ -117,6 +118,7 @@ CREATE TABLE sendonce.attachment (
     content_type    text NOT NULL,
     content_id      text,
     inline          boolean NOT NULL DEFAULT false,
+    alternative     boolean NOT NULL DEFAULT false,
     content         bytea NOT NULL,
     CONSTRAINT pk_attachment PRIMARY KEY (email_id, ordinal)
 );

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -13,20 +14,22 @@ GROUP = "sendonce.transports"
 """The entry point group in which other packages register a transport: a class that is made from its settings, with
 its pydantic model of them as the class attribute ``settings_model``."""
 
-_BUILT_IN = ("smtp", "http")
+_BUILT_IN = {
+    "smtp": ("sendonce.activities.transports.smtp", "SmtpTransport", "SmtpSettings"),
+    "http": ("sendonce.activities.transports.http", "GatewayTransport", "GatewaySettings"),
+    "resend": ("sendonce.activities.transports.resend", "ResendTransport", "ResendSettings"),
+    "postmark": ("sendonce.activities.transports.postmark", "PostmarkTransport", "PostmarkSettings"),
+}
+"""Module, class and settings of each."""
 
 
 def find(name: str) -> tuple[type[Any], type[BaseModel]]:
     """The transport's class and the model of its settings. Raises ConfigurationError for an unknown name."""
-    # Imported where needed: a command that sends nothing loads no mail or HTTP client.
-    if name == "smtp":
-        from sendonce.activities.transports.smtp import SmtpSettings, SmtpTransport
-
-        return SmtpTransport, SmtpSettings
-    if name == "http":
-        from sendonce.activities.transports.http import GatewaySettings, GatewayTransport
-
-        return GatewayTransport, GatewaySettings
+    if name in _BUILT_IN:
+        # Imported where needed: a command that sends nothing loads no mail or HTTP client.
+        place, transport, settings = _BUILT_IN[name]
+        module = import_module(place)
+        return getattr(module, transport), getattr(module, settings)
     registered = {point.name: point for point in entry_points(group=GROUP)}
     if name not in registered:
         known = ", ".join([*_BUILT_IN, *sorted(set(registered) - set(_BUILT_IN))])

@@ -24,6 +24,7 @@ from sendonce import embedded
 from sendonce.activities.failures import client_options
 from sendonce.embedded import ChildProcess, EmbeddedPostgres, EmbeddedTemporal
 from sendonce.store.migrate import migrate
+from sendonce.testing.certificate import Certificate, self_signed
 from sendonce.testing.http_gateway import HttpGateway
 from sendonce.testing.smtp_server import SmtpServer
 
@@ -61,6 +62,14 @@ transport = "smtp"
 host = "127.0.0.1"
 port = {other}
 tls = "none"
+[accounts.secure]
+transport = "smtp"
+host = "127.0.0.1"
+port = {secure}
+ca_file = "{certificate}"
+username = "shop"
+password = "hunter2-secret"
+pool = {{ idle_seconds = 0 }}
 [accounts.gateway]
 transport = "http"
 url = "{gateway}"
@@ -73,9 +82,12 @@ WHERE a.closes IS NULL AND NOT EXISTS (SELECT FROM sendonce.alarm c WHERE c.clos
 
 
 class World:
-    """One installation: a database, a relay for each of two accounts, a gateway with keys, and worker processes."""
+    """One installation: a database, a relay for each of three accounts, a gateway with keys, and worker processes.
 
-    def __init__(self, folder: Path, database_url: str, client: Client) -> None:
+    The account ``secure`` logs in by STARTTLS and leaves after each mail.
+    """
+
+    def __init__(self, folder: Path, database_url: str, client: Client, certificate: Certificate) -> None:
         self.folder = folder
         self.database_url = database_url
         self.client = client
@@ -84,11 +96,17 @@ class World:
         self.places = 20
         self.relay = SmtpServer(on_event=self._event)
         self.other = SmtpServer()
+        self.certificate = certificate.file
+        self.secure = SmtpServer(tls=certificate.context, credentials={"shop": "hunter2-secret"}, on_event=self._event)
         self.gateway = HttpGateway(on_event=self._event)
         self.once: dict[str, Callable[[], Awaitable[None]]] = {}
         """What happens the first time that the relay or the gateway comes to a point, by the point's name."""
         self.workers: list[ChildProcess] = []
         self._numbers = itertools.count(1)
+
+    @property
+    def servers(self) -> tuple[SmtpServer | HttpGateway, ...]:
+        return self.relay, self.other, self.secure, self.gateway
 
     async def _event(self, name: str, _: object) -> None:
         act = self.once.pop(name, None)
@@ -97,14 +115,14 @@ class World:
 
     async def __aenter__(self) -> World:
         self.folder.mkdir()
-        for server in (self.relay, self.other, self.gateway):
+        for server in self.servers:
             await server.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for worker in self.workers:
             worker.kill()
-        for server in (self.relay, self.other, self.gateway):
+        for server in self.servers:
             await server.close()
 
     def worker(self, *point: str) -> ChildProcess:
@@ -119,6 +137,8 @@ class World:
                 places=self.places,
                 relay=self.relay.port,
                 other=self.other.port,
+                secure=self.secure.port,
+                certificate=self.certificate,
                 gateway=self.gateway.url,
             ),
             encoding="utf-8",
@@ -246,7 +266,7 @@ class World:
 
     def copies(self, key: str) -> int:
         """How many copies of a mail the relays and the gateway took."""
-        return sum(s.mailbox.copies(f"{key}@example.org") for s in (self.relay, self.other, self.gateway))
+        return sum(s.mailbox.copies(f"{key}@example.org") for s in self.servers)
 
     def handle(self, key: str, account: str = "default") -> WorkflowHandle[Any, Any]:
         return self.client.get_workflow_handle(key if account == "default" else f"{key}@{account}")
@@ -274,12 +294,17 @@ async def until(there: Callable[[], Awaitable[bool]], what: Callable[[], str], s
         await asyncio.sleep(0.05)
 
 
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return self_signed(tmp_path_factory.mktemp("certificate"), "IP:127.0.0.1")
+
+
 MakeWorld = Callable[..., Awaitable[World]]
 
 
 @pytest.fixture
 async def make_world(
-    postgres_url: str, template: str, temporal: EmbeddedTemporal, tmp_path: Path
+    postgres_url: str, template: str, temporal: EmbeddedTemporal, tmp_path: Path, certificate: Certificate
 ) -> AsyncIterator[MakeWorld]:
     """Make installations; ``postgres`` and ``temporal`` replace the shared servers, for a test that stops them."""
     made: list[str] = []
@@ -293,7 +318,7 @@ async def make_world(
             url = postgres.create_database(name)
             await asyncio.to_thread(migrate, url)
         client = await Client.connect((own_temporal or temporal).target, **client_options())
-        return await closing.enter_async_context(World(tmp_path / name, url, client))
+        return await closing.enter_async_context(World(tmp_path / name, url, client, certificate))
 
     async with AsyncExitStack() as closing:
         yield make

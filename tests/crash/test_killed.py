@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sendonce.testing import smtp_misbehaviour
+
 if TYPE_CHECKING:
     from sendonce.embedded import ChildProcess
     from tests.crash.conftest import MakeWorld, World
@@ -46,7 +48,10 @@ BY_SMTP = [
     Point("default", "after begin", copies=0, stage="unknown"),
     Point("default", "before settle", stage="unknown"),
     # Nothing of the conversation before the dot can lead to acceptance.
-    *[Point("default", at) for at in ("connect", "ehlo", "mail", "rcpt", "data")],
+    *[Point("default", at) for at in ("connect", "ehlo", "mail", "rcpt", "data", "body", "rset")],
+    *[Point("secure", at) for at in ("starttls", "auth")],
+    # The answer has been read; whether it was recorded in time nobody knows.
+    Point("secure", "quit", stage="unknown"),
     Point("default", "dot", stage="unknown"),
     Point("default", "replied", stage="unknown"),
 ]
@@ -74,13 +79,15 @@ def killing(worker: ChildProcess) -> Callable[[], Awaitable[None]]:
 async def killed(world: World, point: Point) -> str:
     """One mail, whose worker dies at ``point`` and is followed by another; returns its key once it has settled."""
     key = await world.enqueue(point.account)
+    if point.at == "rset":
+        world.relay.script.add(smtp_misbehaviour.answer("rcpt", 451, "4.3.0 later", times=1))
     first = world.worker(*point.statement)
     if not point.statement:
         world.once[point.at] = killing(first)
     assert await world.ended(first) == -signal.SIGKILL, f"{point}:\n{world.logs()}"
     world.worker()
     # The reply is on its way when the relay says so: the worker may just have had the time to record it.
-    found = await world.until_stage(key, point.stage, *(["sent"] if point.at == "replied" else []))
+    found = await world.until_stage(key, point.stage, *(["sent"] if point.at in ("replied", "quit") else []))
     assert world.copies(key) == point.copies, str(point)
     if found["stage"] == "sent":
         await world.handle(key, point.account).result()

@@ -16,10 +16,12 @@ from pydantic import BaseModel, SecretStr
 from sendonce import checks, message, outcome
 from sendonce.activities.inflight import lease_margin
 from sendonce.activities.transports.http_settings import USUAL_BODY, GatewaySettings
-from sendonce.activities.transports.smtp_settings import SmtpSettings, SmtpTimeouts
+from sendonce.activities.transports.smtp_replies import refusal
+from sendonce.activities.transports.smtp_settings import SmtpPoolSettings, SmtpSettings, SmtpTimeouts
 from sendonce.cli import app
 from sendonce.cli.base import ExitCode
 from sendonce.errors import ConfigurationError
+from sendonce.outcome import Reply
 from sendonce.policy import DEFAULT_LANES, LONGEST_DELAY, LanePolicy, RetryPolicy
 from sendonce.ready_made import HEADER_LIMIT
 from sendonce.settings.loading import ENVIRONMENT
@@ -56,6 +58,7 @@ CONFIGURATION = "docs/configuration.md"
         ("`[safety]`", SafetySettings),
         ("`[templates]`", TemplateSettings),
         ('`transport = "smtp"`', SmtpSettings),
+        ("`pool` of an SMTP account", SmtpPoolSettings),
         ("`timeouts` of an SMTP account", SmtpTimeouts),
         ('`transport = "http"`', GatewaySettings),
     ],
@@ -190,6 +193,20 @@ def test_the_limits(pages: dict[str, Page]) -> None:
     assert rows["one header line"] == f"{checks.LINE_LIMIT} octets"
     assert rows["reply text kept in the store"] == f"{outcome.TEXT_LIMIT} characters"
     assert rows["wait between two attempts"] == f"{LONGEST_DELAY:.0f} seconds"
+
+
+def test_what_an_smtp_reply_means(pages: dict[str, Page]) -> None:
+    documented = pages["docs/smtp.md"].table("What a reply means")
+    for row in documented:
+        code, _, enhanced = row["reply"].partition(" ")
+        for at in row["in answer to"].split():
+            found = refusal(Reply(int(code), enhanced), at)
+            assert found is not None
+            shown = {"account": "pause of the account", "sender": "pause of the From domain"}.get(
+                getattr(found, "scope", ""), "greylist delays" if getattr(found, "greylisted", False) else found.kind
+            )
+            assert shown == row["what it means"], (at, row["reply"])
+    assert {at for row in documented for at in row["in answer to"].split()} == {"mail", "rcpt", "data", "dot"}
 
 
 def test_the_numbers_in_the_text(pages: dict[str, Page]) -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from sendonce.activities.transports.base import Fenced, Job, StoreAway, Transport
 from sendonce.activities.transports.http import GatewaySettings, GatewayTransport
+from sendonce.activities.transports.postmark import PostmarkSettings, PostmarkTransport
+from sendonce.activities.transports.resend import ResendSettings, ResendTransport
 from sendonce.activities.transports.smtp import SmtpSettings, SmtpTransport
 from sendonce.message import OutgoingEmail
 from sendonce.outcome import Accepted, AccountFault, Deferred, NotOffered, Refused, Unanswered
@@ -20,8 +23,10 @@ from sendonce.testing import http_misbehaviour, smtp_misbehaviour
 from sendonce.testing.attempt import RecordingGate, make_job
 from sendonce.testing.certificate import Certificate
 from sendonce.testing.http_gateway import HttpGateway
-from sendonce.testing.http_misbehaviour import HttpAct
+from sendonce.testing.http_server import HttpServer
 from sendonce.testing.mailbox import Mailbox
+from sendonce.testing.postmark_server import PostmarkServer
+from sendonce.testing.resend_server import ResendServer
 from sendonce.testing.script import Rule
 from sendonce.testing.smtp_misbehaviour import SmtpAct
 from sendonce.testing.smtp_server import SmtpServer
@@ -36,12 +41,22 @@ def mail(key: str = "order-1") -> OutgoingEmail:
 
 
 class Provider(ABC):
-    """A server, and a transport that is set up for it."""
+    """A server, and a transport that is set up for it. Another provider is one more subclass in ``PROVIDERS``."""
 
+    identity: str
+    """Of the account that :meth:`account` makes."""
+    server: Any
     mailbox: Mailbox
     transport: Transport
     accepted: asyncio.Event
     """Set when a mail has been stored and its answer is not written."""
+
+    def __init__(self, certificate: Certificate) -> None:
+        self.ca = certificate.file
+        self.server = self.make_server(certificate)
+        self.server.on_event = self.note
+        self.mailbox = self.server.mailbox
+        self.accepted = asyncio.Event()
 
     async def note(self, name: str, _: object) -> None:
         """The server's hook."""
@@ -49,20 +64,32 @@ class Provider(ABC):
             self.accepted.set()
 
     @abstractmethod
+    def make_server(self, certificate: Certificate) -> Any: ...
+
+    @abstractmethod
     def transport_to(self, port: int) -> Transport: ...
 
+    @staticmethod
     @abstractmethod
-    def script(self, what: str, until: asyncio.Event | None = None) -> None: ...
+    def account(secret: str) -> Transport:
+        """One that is set up with this secret and nothing unusual."""
 
     @abstractmethod
-    def behave(self) -> None: ...
+    def rules(self, until: asyncio.Event) -> dict[str, Callable[[], Rule[Any]]]:
+        """The server's rule for each thing that a test wants it to do."""
 
     @abstractmethod
     def offered(self) -> bool:
         """True when the server has seen what can lead to acceptance."""
 
-    @abstractmethod
-    async def idle(self) -> None: ...
+    def script(self, what: str, until: asyncio.Event | None = None) -> None:
+        self.server.script.add(self.rules(until or asyncio.Event())[what]())
+
+    def behave(self) -> None:
+        self.server.script.clear()
+
+    async def idle(self) -> None:
+        await self.server.idle()
 
     def job(self, key: str = "order-1", answer_seconds: float = 20.0) -> Job:
         return make_job(self.transport, mail(key), answer_seconds=answer_seconds)
@@ -72,90 +99,117 @@ class Provider(ABC):
 
 
 class Smtp(Provider):
-    def __init__(self, server: SmtpServer, certificate: Certificate) -> None:
-        self.server, self.mailbox, self.ca = server, server.mailbox, certificate.file
-        self.transport = self.transport_to(server.port)
-        self.accepted = asyncio.Event()
-        server.on_event = self.note
+    identity = "smtp:relay.example.org:587:shop"
+
+    def make_server(self, certificate: Certificate) -> SmtpServer:
+        return SmtpServer(tls=certificate.context)
 
     def transport_to(self, port: int) -> Transport:
         return SmtpTransport(SmtpSettings(host="127.0.0.1", port=port, tls="starttls", ca_file=self.ca))
 
-    def script(self, what: str, until: asyncio.Event | None = None) -> None:
+    @staticmethod
+    def account(secret: str) -> Transport:
+        return SmtpTransport(SmtpSettings(host="relay.example.org", username="shop", password=SecretStr(secret)))
+
+    def rules(self, until: asyncio.Event) -> dict[str, Callable[[], Rule[Any]]]:
         m = smtp_misbehaviour
-        rules: dict[str, Callable[[], Rule[SmtpAct]]] = {
+        return {
             "refuse": lambda: m.refuse_message(554),
             "defer": lambda: m.refuse_message(451, "4.3.0 later"),
             "account fault": lambda: m.answer("mail", 530, "5.7.0 log in first"),
             "lose answer": m.cut_after_dot,
             "no answer": m.silent_after_dot,
-            "late answer": lambda: m.late_reply(until or asyncio.Event(), times=1),
+            "late answer": lambda: m.late_reply(until, times=1),
             "nasty refusal": lambda: m.answer_raw("dot", b"550 5.1.1 " + NASTY + b"\r\n"),
             "huge answer": lambda: Rule("dot", SmtpAct(b"250 " + b"x" * 300_000 + b"\r\n", store=True)),
         }
-        self.server.script.add(rules[what]())
-
-    def behave(self) -> None:
-        self.server.script.clear()
 
     def offered(self) -> bool:
-        return self.dots > 0
-
-    @property
-    def dots(self) -> int:
-        return next(self.server.ids) - 1
-
-    async def idle(self) -> None:
-        await self.server.idle()
+        dots = next(self.server.ids) - 1
+        return bool(dots > 0)
 
 
-class Gateway(Provider):
-    def __init__(self, server: HttpGateway, certificate: Certificate) -> None:
-        self.server, self.mailbox, self.ca = server, server.mailbox, certificate.file
-        self.transport = self.transport_to(server.port)
-        self.accepted = asyncio.Event()
-        server.on_event = self.note
+class Http(Provider):
+    """Whatever takes one request per mail."""
 
-    def transport_to(self, port: int) -> Transport:
-        return GatewayTransport(GatewaySettings(url=f"https://127.0.0.1:{port}/emails", ca_file=self.ca))
+    server: HttpServer
 
-    def script(self, what: str, until: asyncio.Event | None = None) -> None:
+    def rules(self, until: asyncio.Event) -> dict[str, Callable[[], Rule[Any]]]:
         m = http_misbehaviour
-        rules: dict[str, Callable[[], Rule[HttpAct]]] = {
+        return {
             "refuse": lambda: m.answer(422, "validation_error"),
             "defer": m.too_many_requests,
             "account fault": m.unauthorised,
             "lose answer": m.lose_answer,
             "no answer": m.silent_after_accepting,
-            "late answer": lambda: m.late_answer(until or asyncio.Event(), times=1),
+            "late answer": lambda: m.late_answer(until, times=1),
             "nasty refusal": lambda: m.answer(422, body=NASTY),
             "huge answer": lambda: m.answer(200, at="accepted", body=b'{"pad": "' + b"x" * 300_000 + b'", "id": "1"}'),
         }
-        self.server.script.add(rules[what]())
-
-    def behave(self) -> None:
-        self.server.script.clear()
 
     def offered(self) -> bool:
         return bool(self.server.requests)
 
-    async def idle(self) -> None:
-        await self.server.idle()
+
+class Gateway(Http):
+    identity = "http:https://api.example.org/emails"
+
+    def make_server(self, certificate: Certificate) -> HttpServer:
+        return HttpGateway(tls=certificate.context)
+
+    def transport_to(self, port: int) -> Transport:
+        return GatewayTransport(GatewaySettings(url=f"https://127.0.0.1:{port}/emails", ca_file=self.ca))
+
+    @staticmethod
+    def account(secret: str) -> Transport:
+        headers = {"Authorization": SecretStr(secret)}
+        return GatewayTransport(GatewaySettings(url="https://api.example.org/emails", headers=headers))
 
 
-@pytest.fixture(params=["smtp", "gateway"])
+class Resend(Http):
+    identity = "resend:api.resend.com"
+
+    def make_server(self, certificate: Certificate) -> HttpServer:
+        return ResendServer(tls=certificate.context)
+
+    def transport_to(self, port: int) -> Transport:
+        url = f"https://127.0.0.1:{port}"
+        return ResendTransport(ResendSettings(api_key=SecretStr("re_1"), base_url=url, ca_file=self.ca))
+
+    @staticmethod
+    def account(secret: str) -> Transport:
+        return ResendTransport(ResendSettings(api_key=SecretStr(secret)))
+
+    def copies(self, key: str = "order-1") -> int:
+        # The Message-ID is Resend's own.
+        return sum(stored.key == key for stored in self.mailbox.mails() if "ann@example.org" in stored.recipients)
+
+
+class Postmark(Http):
+    identity = "postmark:api.postmarkapp.com"
+
+    def make_server(self, certificate: Certificate) -> HttpServer:
+        return PostmarkServer(tls=certificate.context)
+
+    def transport_to(self, port: int) -> Transport:
+        url = f"https://127.0.0.1:{port}"
+        return PostmarkTransport(PostmarkSettings(api_key=SecretStr("token"), base_url=url, ca_file=self.ca))
+
+    @staticmethod
+    def account(secret: str) -> Transport:
+        return PostmarkTransport(PostmarkSettings(api_key=SecretStr(secret)))
+
+
+PROVIDERS: list[type[Provider]] = [Smtp, Gateway, Resend, Postmark]
+
+
+@pytest.fixture(params=PROVIDERS, ids=lambda made: made.__name__.lower())
 async def provider(request: pytest.FixtureRequest, certificate: Certificate) -> AsyncIterator[Provider]:
-    made: Provider
-    if request.param == "smtp":
-        async with SmtpServer(tls=certificate.context) as smtp:
-            made = Smtp(smtp, certificate)
-            yield made
-            await made.transport.close()
-    else:
-        async with HttpGateway(tls=certificate.context) as gateway:
-            made = Gateway(gateway, certificate)
-            yield made
-            await made.transport.close()
+    made: Provider = request.param(certificate)
+    async with made.server:
+        made.transport = made.transport_to(made.server.port)
+        yield made
+        await made.transport.close()
 
 
 async def test_accepted_once_and_the_id_is_kept(provider: Provider) -> None:
@@ -351,21 +405,10 @@ async def test_closing_twice_is_fine_and_closes_connections(provider: Provider) 
     await provider.idle()
 
 
-def test_identity_and_digest_hold_no_secret() -> None:
-    settings: list[tuple[Any, str]] = [
-        (
-            lambda secret: SmtpTransport(SmtpSettings(host="relay.example.org", username="shop", password=secret)),
-            "smtp:relay.example.org:587:shop",
-        ),
-        (
-            lambda secret: GatewayTransport(
-                GatewaySettings(url="https://api.example.org/emails", headers={"Authorization": secret})
-            ),
-            "http:https://api.example.org/emails",
-        ),
-    ]
-    for make, identity in settings:
-        one, same, other = make("hunter2"), make("hunter2"), make("hunter3")
-        assert one.identity == other.identity == identity
-        assert one.settings_digest == same.settings_digest != other.settings_digest
-        assert "hunter2" not in f"{one.settings_digest}{one.settings!r}{one.settings!s}"
+@pytest.mark.parametrize("made", PROVIDERS, ids=lambda made: made.__name__.lower())
+def test_identity_and_digest_hold_no_secret(made: type[Provider]) -> None:
+    one, same, other = (made.account(secret) for secret in ("hunter2", "hunter2", "hunter3"))
+    assert one.identity == other.identity == made.identity
+    assert one.settings_digest == same.settings_digest != other.settings_digest
+    settings = one.settings  # type: ignore[attr-defined] # every transport has them under this name
+    assert "hunter2" not in f"{one.settings_digest}{settings!r}{settings!s}{one!r}"

@@ -425,7 +425,7 @@ def test_the_usual_body_names_everything_that_was_asked_for() -> None:
         "subject": "Hi",
         "text": "Hi.\n",
         "html": "<p>{not a placeholder}</p>",
-        "headers": {"Message-ID": "<k1@sendonce.test>", "X-Order": "17"},
+        "headers": {"Message-ID": "<k1@sendonce.test>", "X-Order": "17", "Auto-Submitted": "auto-generated"},
         "attachments": [{"filename": "a.txt", "content": "YWJj", "content_type": "text/plain"}],
     }
 
@@ -447,7 +447,10 @@ def test_a_body_of_another_shape() -> None:
     assert json.loads(make_job(transport, content, provider_key="p.k1.1", ordinals=(1,)).rendering.body) == {
         "From": {"Email": "shop@example.org"},
         "To": [{"Email": B}],
-        "Headers": [{"Name": "Message-ID", "Value": "<k1@sendonce.test>"}],
+        "Headers": [
+            {"Name": "Message-ID", "Value": "<k1@sendonce.test>"},
+            {"Name": "Auto-Submitted", "Value": "auto-generated"},
+        ],
         "Tag": "mail k1 of default {as is}",
         "Messages": [{"Text": "Hi.\n"}],
         "Tracking": False,

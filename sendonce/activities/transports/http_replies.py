@@ -18,98 +18,46 @@ An error code that the settings name as the account's fault makes any 4xx an ``A
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
-from datetime import datetime
-from typing import Any
+from dataclasses import replace
 
+from sendonce.activities.transports.http_answer import Answer, as_code, by_status, key_mismatch, no_id
 from sendonce.activities.transports.http_settings import GatewaySettings
-from sendonce.activities.transports.retry_after import retry_after
-from sendonce.outcome import (
-    TEXT_LIMIT,
-    Accepted,
-    AccountFault,
-    Deferred,
-    Outcome,
-    Refused,
-    Reply,
-    Unanswered,
-    storable,
-)
-
-KEY_MISMATCH = "key_mismatch"
-NO_ID = "no_id"
-
-_CODE = re.compile(r"[A-Za-z0-9._:\[\]-]{1,100}")
-_REFUSED = frozenset({400, 404, 405, 413, 422})
-_SETTLES_NOTHING = frozenset({408, 421, 425})
+from sendonce.outcome import Accepted, AccountFault, Outcome, Refused, storable
 
 
-def classify(status: int, headers: Mapping[str, str], body: bytes, settings: GatewaySettings, now: datetime) -> Outcome:
-    """The outcome of an answer that was read whole (or to the limit). ``headers`` is asked by name in any case."""
-    content = _json(body)
-    code = _error_code(content, settings)
-    reply = Reply(status, code, storable(body[: TEXT_LIMIT * 4]))
-    wait = retry_after(headers.get("Retry-After"), now)
-    replayed = any(headers.get(name, "").strip().lower() == "true" for name in settings.replayed_headers)
-    if 200 <= status <= 299:
-        return _success(reply, headers, content, settings, replayed=replayed)
-    if status in (409, 422) and _is_one_of(code, settings.mismatch_codes):
-        return Unanswered(Reply(status, KEY_MISMATCH, reply.text))
-    if 400 <= status <= 499 and _is_one_of(code, settings.account_codes):
-        return AccountFault(reply, wait)
-    if status in _REFUSED:
-        return Refused(reply, replayed)
-    if status == 429:
-        return Deferred(reply, wait)
-    if status == 409 or status in _SETTLES_NOTHING or not 300 <= status <= 499:
-        return Unanswered(reply, wait)
-    return AccountFault(reply, wait)
+def classify(answer: Answer, settings: GatewaySettings) -> Outcome:
+    """The outcome of an answer, the same for everybody who was offered."""
+    code = _error_code(answer, settings)
+    replayed = any(answer.headers.get(name, "").strip().lower() == "true" for name in settings.replayed_headers)
+    if answer.ok:
+        return _success(answer, code, settings, replayed=replayed)
+    if answer.status in (409, 422) and _is_one_of(code, settings.mismatch_codes):
+        return key_mismatch(answer)
+    if 400 <= answer.status <= 499 and _is_one_of(code, settings.account_codes):
+        return AccountFault(answer.reply(code), answer.retry_after)
+    if answer.status in (404, 405):
+        return Refused(answer.reply(code), replayed)
+    outcome = by_status(answer, code)
+    return replace(outcome, replayed=replayed) if isinstance(outcome, Refused) else outcome
 
 
-def _success(
-    reply: Reply, headers: Mapping[str, str], content: Any, settings: GatewaySettings, *, replayed: bool
-) -> Outcome:
+def _success(answer: Answer, code: str, settings: GatewaySettings, *, replayed: bool) -> Outcome:
     if settings.id_header is not None:
-        provider_id = headers.get(settings.id_header, "")
+        provider_id = answer.headers.get(settings.id_header, "")
     elif settings.id_path is not None:
-        provider_id = _at(content, settings.id_path)
+        provider_id = answer.at(settings.id_path)
     else:
-        return Accepted(reply, "", replayed)
+        return Accepted(answer.reply(code), "", replayed)
     if not provider_id:
-        return Unanswered(Reply(reply.code, reply.enhanced or NO_ID, reply.text))
-    return Accepted(reply, storable(provider_id), replayed)
+        return no_id(answer, code)
+    return Accepted(answer.reply(code), storable(provider_id), replayed)
 
 
-def _json(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _error_code(content: Any, settings: GatewaySettings) -> str:
+def _error_code(answer: Answer, settings: GatewaySettings) -> str:
     for path in settings.error_paths:
-        found = _at(content, path)
-        if found:
-            # A code is kept, prose is not: it may name a recipient, and the whole body stands in the reply's text.
-            return found if _CODE.fullmatch(found) else ""
+        if found := answer.at(path):
+            return as_code(found)
     return ""
-
-
-def _at(content: Any, path: str) -> str:
-    """The text or integer at a dotted path; ``""`` when there is none."""
-    for step in path.split("."):
-        if isinstance(content, dict):
-            content = content.get(step)
-        elif isinstance(content, list) and step.isdecimal() and step.isascii() and int(step) < len(content):
-            content = content[int(step)]
-        else:
-            return ""
-    if isinstance(content, str):
-        return content
-    return str(content) if isinstance(content, int) and not isinstance(content, bool) else ""
 
 
 def _is_one_of(code: str, codes: tuple[str, ...]) -> bool:

@@ -7,16 +7,14 @@ import json
 import re
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from sendonce.activities.transports.http_account import checked_url, digest, is_header_value
 from sendonce.activities.transports.json_template import check_template
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")  # RFC 9110 5.6.2
-_VALUE = re.compile(r"[!-~](?:[ -~]{0,4000}[!-~])?")
 _OURS = frozenset({"host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding"})
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 USUAL_BODY: dict[str, Any] = {
     "from": "{from}",
@@ -81,15 +79,10 @@ class GatewaySettings(BaseModel):
     @field_validator("url")
     @classmethod
     def _reachable(cls, url: str) -> str:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        if parts.username is not None or parts.password is not None or parts.fragment:
-            raise ValueError("url: no user, password or #fragment; credentials belong into headers")
-        if not url.isascii() or not host or parts.scheme not in ("https", "http") or re.search(r"\s", url):
-            raise ValueError("url: write an absolute URL such as https://api.example.com/emails")
-        if parts.scheme == "http" and host not in _LOOPBACK:
-            raise ValueError("url: http would send the mail and the credentials in clear; use https")
-        return url
+        try:
+            return checked_url(url)
+        except ValueError as error:
+            raise ValueError(f"url: {error}") from None
 
     @field_validator("body")
     @classmethod
@@ -106,7 +99,7 @@ class GatewaySettings(BaseModel):
         if len({name.lower() for name in names}) < len(names):
             raise ValueError("headers: the same name twice, or the key's header among them")
         for name, value in self.headers.items():
-            if not _VALUE.fullmatch(value.get_secret_value()):
+            if not is_header_value(value.get_secret_value()):
                 raise ValueError(f"headers: the value of {name} must be printable ASCII without spaces around it")
         if self.key_window is not None and self.key_header is None and "{provider_key}" not in json.dumps(self.body):
             raise ValueError(
@@ -132,6 +125,4 @@ class GatewaySettings(BaseModel):
 
     def digest(self) -> str:
         """SHA-256, in hex, over all settings, the secret headers included."""
-        body = self.model_dump(mode="json")
-        body["headers"] = {name: value.get_secret_value() for name, value in self.headers.items()}
-        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        return digest(self)

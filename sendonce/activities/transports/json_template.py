@@ -23,13 +23,12 @@ An object ``{"$each": "to", "item": …}`` becomes a list with one ``item`` for 
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from sendonce.activities.transports.base import Mail, Recipient
+from sendonce.activities.transports.json_fields import all_shown, groups, in_base64, json_bytes, shown
 from sendonce.message import Address
 
 _TEXTS = frozenset(
@@ -46,7 +45,6 @@ _EACH = {
 }
 _WHOLE_ONLY = frozenset(_EACH) - {"attachments"}
 _TOKEN = re.compile(r"\{\{|\}\}|\{([a-z_.]+)\}|[{}]")
-_SPECIAL = re.compile(r'[()<>\[\]:;@\\,."]')
 
 
 def check_template(template: Any) -> None:
@@ -92,18 +90,16 @@ def _check_text(text: str, place: str, items: frozenset[str]) -> None:
 
 def fill_template(template: Any, mail: Mail, recipients: tuple[Recipient, ...], provider_key: str) -> bytes:
     """The request's body as UTF-8 JSON. Only ``recipients`` are named, each once: these lists are the envelope."""
-    filled = _fill(template, _values(mail, recipients, provider_key))
-    return json.dumps(filled, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return json_bytes(_fill(template, _values(mail, recipients, provider_key)))
 
 
 def _values(mail: Mail, recipients: tuple[Recipient, ...], provider_key: str) -> dict[str, Any]:
     content = mail.content
-    left = {recipient.mailbox for recipient in recipients}
     values: dict[str, Any] = {
         "subject": content.subject,
         "text": content.text or "",
         "html": content.html or "",
-        "from": _shown(content.sender),
+        "from": shown(content.sender),
         "from.email": content.sender.mailbox,
         "from.name": content.sender.name,
         "message_id": mail.message_id,
@@ -111,25 +107,24 @@ def _values(mail: Mail, recipients: tuple[Recipient, ...], provider_key: str) ->
         "key": mail.key,
         "account": mail.account,
         "provider_key": provider_key,
-        "headers": dict(content.headers),
-        "all_headers": {"Message-ID": mail.message_id, **content.headers},
+        "headers": content.sent_headers,
+        "all_headers": {"Message-ID": mail.message_id, **content.sent_headers},
     }
-    for name, group in (("to", content.to), ("cc", content.cc), ("bcc", content.bcc)):
-        chosen = []
-        for address in group:
-            if address.mailbox in left:
-                left.remove(address.mailbox)
-                chosen.append(address)
-        values[name] = [_shown(address) for address in chosen]
-        values[f"each:{name}"] = [_halves(address) for address in chosen]
-    values["reply_to"] = [_shown(address) for address in content.reply_to]
-    values["each:reply_to"] = [_halves(address) for address in content.reply_to]
+    envelope = groups(content, recipients)
+    for name, addresses in (
+        ("to", envelope.to),
+        ("cc", envelope.cc),
+        ("bcc", envelope.bcc),
+        ("reply_to", content.reply_to),
+    ):
+        values[name] = all_shown(addresses)
+        values[f"each:{name}"] = [_halves(address) for address in addresses]
     for name in ("headers", "all_headers"):
         values[f"each:{name}"] = [{"item.name": field, "item.value": text} for field, text in values[name].items()]
     values["each:attachments"] = [
         {
             "item.filename": one.filename,
-            "item.content": base64.b64encode(one.content).decode(),
+            "item.content": in_base64(one),
             "item.content_type": one.content_type,
             "item.content_id": one.content_id or "",
             "item.disposition": "inline" if one.inline else "attachment",
@@ -141,16 +136,6 @@ def _values(mail: Mail, recipients: tuple[Recipient, ...], provider_key: str) ->
 
 def _halves(address: Address) -> dict[str, str]:
     return {"item.email": address.mailbox, "item.name": address.name}
-
-
-def _shown(address: Address) -> str:
-    """``Name <mailbox>`` in Unicode; the name is quoted where it would be read otherwise (RFC 5322 3.2.4)."""
-    if not address.name:
-        return address.mailbox
-    name = address.name
-    if _SPECIAL.search(name):
-        name = '"' + re.sub(r'(["\\])', r"\\\1", name) + '"'
-    return f"{name} <{address.mailbox}>"
 
 
 def _fill(node: Any, values: Mapping[str, Any]) -> Any:

@@ -6,7 +6,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.synced
 
-.PHONY: venv demo check test slow bench
+.PHONY: venv demo check test slow mta bench
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -57,6 +57,9 @@ test: check
 
 slow: $(STAMP)
 	$(BIN)/pytest -m slow $(ARGS)
+
+mta: $(STAMP)
+	$(BIN)/pytest -m mta tests/mta $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench $(ARGS)

@@ -61,7 +61,7 @@ class LineProtocol(SMTPProtocol):
         super().__init__()
         self._drained = asyncio.Event()
         self._drained.set()
-        self._group: collections.deque[SMTPResponse | Exception] | None = None
+        self._group: collections.deque[tuple[SMTPResponse | Exception, bool]] | None = None
         self._arrived = asyncio.Event()
         self._unasked = False
         self.mixed = False
@@ -119,11 +119,11 @@ class LineProtocol(SMTPProtocol):
         assert self._group is not None
         try:
             while (response := self._read_response_from_buffer()) is not None:
-                self._group.append(response)
+                self._group.append((response, self.mixed))
             if len(self._buffer) > MAX_RESPONSE_LENGTH:
                 raise SMTPResponseException(SMTPStatus.invalid_response.value, "Response too long")
         except SMTPResponseException as error:
-            self._group.append(error)
+            self._group.append((error, False))
         self._arrived.set()
 
     async def next_reply(self, timeout: float) -> SMTPResponse:
@@ -138,7 +138,7 @@ class LineProtocol(SMTPProtocol):
                     await self._arrived.wait()
         except TimeoutError:
             raise SMTPReadTimeoutError("Timed out waiting for server response") from None
-        found = self._group.popleft()
+        found, self.mixed = self._group.popleft()
         if isinstance(found, Exception):
             raise found
         return found

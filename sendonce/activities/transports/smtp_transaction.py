@@ -81,8 +81,11 @@ class Transaction:
             self.line.write_group(sender, *map(self.path, pending), b"DATA")
         reply = await self.reply_to(sender, self.timeouts.mail)
         if not 200 <= reply.code <= 299:
-            self._turned_away = 400 <= reply.code <= 499
-            self.rest(self.judged(reply, "mail") or self.out_of_place(reply))
+            judged = self.judged(reply, "mail")
+            # Greylisting is about the sender and wants to be waited for; anything else may be about the connection.
+            greylisted = isinstance(judged, Deferred) and judged.greylisted
+            self._turned_away = 400 <= reply.code <= 499 and not greylisted
+            self.rest(judged or self.out_of_place(reply))
             await self.end_group(len(pending))
             return ()
         self.line.open_transaction = True

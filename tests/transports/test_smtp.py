@@ -683,3 +683,17 @@ def test_defaults_are_those_of_the_standard() -> None:
     }  # fmt: skip
     ports = {tls: SmtpSettings(host="h", tls=tls).port for tls in ("none", "starttls", "implicit")}
     assert ports == {"none": 25, "starttls": 587, "implicit": 465}
+
+
+async def test_8bit_text_needs_8bitmime(smtp: SmtpServer) -> None:
+    head = b"From: shop@example.org\r\nTo: ann@example.org\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    data = head + b"Content-Transfer-Encoding: 8bit\r\n\r\nZa\xc5\xbc\xc3\xb3\xc5\x82\xc4\x87\r\n"
+    content = OutgoingEmail.from_mime(data, key="eight")
+    assert kinds(await send(smtp, content)) == ["accepted"]
+    assert smtp.sessions[0].parameters.split()[1] == "BODY=8BITMIME"
+    assert smtp.mailbox.mails()[0].content.endswith(data)
+    smtp.script.add(bad.answer_raw("ehlo", b"250 loopback.test\r\n"))
+    result = await send(smtp, content)
+    assert kinds(result) == ["refused"]
+    assert result.outcomes[0].reply.enhanced == "5.6.3"
+    assert "MAIL" not in smtp.sessions[1].verbs()

@@ -29,7 +29,7 @@ from sendonce.activities.poke import SignalPoker
 from sendonce.activities.redirect import Guard
 from sendonce.activities.transmission import Fills, Means
 from sendonce.activities.transports.base import Transport
-from sendonce.activities.upkeep import UPKEEP_SECONDS, Upkeep, forever
+from sendonce.activities.upkeep import UPKEEP_SECONDS, WAKE_SECONDS, Upkeep, forever
 from sendonce.errors import ConfigurationError
 from sendonce.policy import DEFAULT_LANES, LanePolicy
 from sendonce.starter import Starter, listen
@@ -170,12 +170,14 @@ async def serve(
             renew_seconds=config.renew_seconds,
         )
         served = [lane.name for lane in config.served_lanes()]
-        upkeep = Upkeep(store, poker, config.lanes, worker_id, served)
+        upkeep = Upkeep(store, poker, config.lanes, config.transports, worker_id, served)
         loops = _Loops()
         closing.push_async_callback(loops.end)
         loops.start(forever("leases", config.renew_seconds, keeper.renew, health))
         loops.start(forever("heartbeat", UPKEEP_SECONDS, upkeep.beat, health))
         loops.start(forever("sweeps", UPKEEP_SECONDS, upkeep.sweep, health))
+        loops.start(forever("wakes", WAKE_SECONDS, upkeep.wake, health))
+        loops.start(forever("events", UPKEEP_SECONDS, upkeep.join_events, health))
         loops.start(forever("alarms", UPKEEP_SECONDS, upkeep.deliver_alarms, health))
         look_ups = LookUps(store, config.transports, poker, config.lanes, worker_id)
         loops.start(forever("look-ups", UPKEEP_SECONDS, look_ups.round, health))

@@ -11,9 +11,11 @@ import psycopg
 from sendonce.activities.failures import where
 from sendonce.activities.inflight import Poker
 from sendonce.activities.leases import StoreHealth
+from sendonce.activities.transports.base import Transport
 from sendonce.policy import LanePolicy
 from sendonce.store import Store
 from sendonce.store.alarms import Alarm
+from sendonce.store.events import Terms
 from sendonce.workflows.port import Wake, workflow_id
 
 logger = logging.getLogger(__name__)
@@ -21,6 +23,8 @@ alarm_logger = logging.getLogger("sendonce.alarms")
 """Every alarm is logged here at ERROR, its end at WARNING: kind, ids and codes."""
 
 UPKEEP_SECONDS = 5.0
+WAKE_SECONDS = 1.0
+"""Between two looks for workflows to wake: somebody may be watching."""
 STUCK_SECONDS = 60.0
 """A round that takes longer is given up and said to be stuck."""
 
@@ -52,9 +56,19 @@ class Upkeep:
     """The rounds; each is to be called every :data:`UPKEEP_SECONDS`, by every worker."""
 
     def __init__(
-        self, store: Store, poker: Poker, lanes: Mapping[str, LanePolicy], worker: str, served: Sequence[str]
+        self,
+        store: Store,
+        poker: Poker,
+        lanes: Mapping[str, LanePolicy],
+        transports: Mapping[str, Transport],
+        worker: str,
+        served: Sequence[str],
     ) -> None:
         """``lanes`` are all of the installation, ``served`` those of this process."""
+        self._terms = {
+            name: Terms(lanes, worker, all_or_nothing=one.capability.all_or_nothing)
+            for name, one in transports.items()
+        }
         self._store = store
         self._served = list(served)
         self._poker = poker
@@ -66,6 +80,15 @@ class Upkeep:
         for row in await self._store.sweep_silent(self._lanes, actor=self._worker):
             await self._poker.wake(workflow_id(row.key, row.account), Wake())
         await self._store.raise_due_alarms()
+
+    async def wake(self) -> None:
+        """Wake the workflows of mails that somebody decided about, or that something came back for."""
+        for row in await self._store.take_wakes():
+            await self._poker.wake(workflow_id(row.key, row.account), Wake())
+
+    async def join_events(self) -> None:
+        """Events that came before their mail had its provider's id."""
+        await self._store.join_parked_events(self._terms, Terms(self._lanes, self._worker))
 
     async def deliver_alarms(self) -> None:
         """Log the alarms that nobody has logged yet."""

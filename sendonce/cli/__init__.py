@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 
+import sendonce.cli.deciding
 import sendonce.cli.demo
 import sendonce.cli.doctor
 import sendonce.cli.reading  # importing a module adds its commands

@@ -62,7 +62,7 @@ def show(
 
     JSON: one object, the members of ``list`` and forgotten, send_after, expires_at, unknown_since,
     cancel_requested_at, generation, message_id, subject, requested_by, recipients, attempts_made, transitions,
-    evidence, alarms. Without --reveal the subject and reply texts are null and addresses are masked.
+    evidence, events, alarms. Without --reveal the subject and reply texts are null and addresses are masked.
     A mail that retention has emptied has forgotten = true, and only id, key, account and created_at.
     """
     url = settings.load(config, with_accounts=False).database_url
@@ -91,13 +91,18 @@ def _masked(body: dict[str, Any]) -> dict[str, Any]:
     for attempt in body["attempts_made"]:
         attempt["answers"] = {n: answer | {"text": None} for n, answer in attempt["answers"].items()}
     # Callers name actors and causes as they like; an address is a name that some of them use.
-    for row in (*body["transitions"], *body["evidence"], *body["alarms"]):
+    for row in (*body["transitions"], *body["evidence"], *body["events"], *body["alarms"]):
         row.update({name: mask_addresses(value) for name, value in row.items() if isinstance(value, str)})
     return body
 
 
 def _masked_text(text: str | None) -> str | None:
     return None if text is None else mask_addresses(text)
+
+
+def story_of(story: reading.Story) -> None:
+    """Print one mail, masked, as ``show`` does."""
+    _print_story(_body(story, reveal=False))
 
 
 def _print_story(body: dict[str, Any]) -> None:

@@ -14,10 +14,24 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
 
+from sendonce.events import Event
 from sendonce.outcome import AttemptResult
 from sendonce.policy import LanePolicy
 from sendonce.stages import Proof
-from sendonce.store import accounts, alarms, claims, dispatch, facts, leases, look_ups, offers, sweeps
+from sendonce.store import (
+    accounts,
+    alarms,
+    claims,
+    dispatch,
+    events,
+    facts,
+    leases,
+    look_ups,
+    offers,
+    suppressions,
+    sweeps,
+    wakes,
+)
 from sendonce.store.records import (
     BeginRefused,
     Begun,
@@ -108,6 +122,9 @@ class Store:
                 probe=probe,
                 outage_ago=outage_ago,
             )
+            if answer == suppressions.SUPPRESSED:
+                # Whoever is left is claimed at the next call.
+                return await suppressions.apply(conn, email_id, lane=lane, actor=worker)
             if isinstance(answer, str):
                 return await facts.reconsider(
                     conn, email_id, lane=lane, cause=answer, actor=worker, poison=answer == "poison"
@@ -317,6 +334,25 @@ class Store:
 
     def _scope(self, account: str, domain: str) -> accounts.Scope:
         return accounts.Scope(account, self._digests.get(account, ""), domain)
+
+    # What comes back.
+
+    async def record_events(
+        self, account: str, found: Sequence[Event], terms: events.Terms, *, proven: bool = True
+    ) -> int:
+        """Keep and apply events of this account (``""``: of whichever the mail belongs to); how many were new."""
+        async with self._connection() as conn:
+            return await events.record(conn, account, found, terms, proven=proven)
+
+    async def join_parked_events(self, terms: Mapping[str, events.Terms], default: events.Terms) -> int:
+        """Join events that came before their mail had its provider id; how many."""
+        async with self._connection() as conn:
+            return await events.join_parked(conn, terms, default)
+
+    async def take_wakes(self) -> list[Startable]:
+        """Mails whose workflows somebody wants woken."""
+        async with self._connection() as conn:
+            return await wakes.take(conn)
 
     # Starter.
 

@@ -51,6 +51,11 @@ _VERDICT = """
         WHEN d.paused_at IS NOT NULL AND %(probe)s::text IS NULL THEN 'paused'
         WHEN r.lapses_now >= 2 AND NOT %(alone)s
             AND r.now < coalesce(r.lease_until, r.claimed_at) + interval '5 minutes' THEN 'alone'
+        -- A replay repeats what was offered; whoever would be offered something new is looked up first.
+        WHEN NOT (r.eff = 'unknown' AND r.replayable) AND EXISTS (
+            SELECT FROM sendonce.recipient p JOIN sendonce.suppression s
+                ON s.account = r.account AND s.mailbox = lower(p.mailbox)
+            WHERE p.email_id = r.id AND p.ordinal = ANY (r.open_ordinals)) THEN 'suppressed'
         ELSE 'claim'
     END
 """
@@ -140,7 +145,7 @@ FROM v
     LEFT JOIN sendonce.email_content t ON t.email_id = v.id AND v.verdict = 'claim'
 """
 
-LIMIT_VERDICTS = ("limit", "poison")
+LIMIT_VERDICTS = ("limit", "poison", "suppressed")
 
 
 async def claim(
@@ -158,7 +163,8 @@ async def claim(
 ) -> Claimed | Standing | Paused | str:
     """One statement: lease the row to a new attempt, or say why not.
 
-    A ``str`` is a verdict of :data:`LIMIT_VERDICTS`: a limit has been reached, and the facts module must conclude it.
+    A ``str`` is a verdict of :data:`LIMIT_VERDICTS`: a limit has been reached, or a recipient is on the suppression
+    list, and the facts module must conclude it.
     """
     lease = uuid4()
     params = {

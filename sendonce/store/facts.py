@@ -17,7 +17,7 @@ from psycopg.types.json import Jsonb
 
 from sendonce.outcome import DEFINITE, AttemptResult, Outcome, Unanswered, outcome_to_json
 from sendonce.policy import LanePolicy
-from sendonce.stages import AttemptFacts, Proof, Stage
+from sendonce.stages import AttemptFacts, Proof, RecipientStage, Stage
 from sendonce.store import alarms
 from sendonce.store.conclude import conclude, counted, load
 from sendonce.store.records import NoSuchRow, Standing
@@ -224,6 +224,14 @@ async def requeue(
                     " VALUES (%s, %s, false, %s, 'operator', %s, %s) ON CONFLICT DO NOTHING",
                     [email_id, proof.ordinal, proof.generation, f"requeue:{mail.row['claims']}", actor],
                 )
+        # Whoever was on the suppression list is looked up again by the next claim.
+        for recipient in mail.recipients:
+            if recipient["stage"] == RecipientStage.SUPPRESSED:
+                recipient["stage"] = str(RecipientStage.OUTSTANDING)
+        await conn.execute(
+            "UPDATE sendonce.recipient SET stage = 'outstanding' WHERE email_id = %s AND stage = 'suppressed'",
+            [email_id],
+        )
         fresh = {
             "requeue_floor": mail.row["claims"],
             "attempts": 0,

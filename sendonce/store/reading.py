@@ -65,6 +65,9 @@ class RecipientRow:
     reply_text: str | None
     provider_id: str | None
     changed_at: datetime | None
+    delivery: str | None
+    """What became of it afterwards: the highest :class:`~sendonce.events.EventKind` so far."""
+    delivery_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,23 @@ class TransitionRow:
     cause: str
     actor: str
     attempt_id: UUID | None
+    because: str | None
+    """An operator's reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """One thing that came back. ``proven`` False: anyone could have written it."""
+
+    received_at: datetime
+    happened_at: datetime | None
+    kind: str
+    ordinal: int | None
+    source: str
+    event_id: str
+    proven: bool
+    code: int | None
+    enhanced: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +164,7 @@ class Story:
     attempts: list[AttemptRow]
     transitions: list[TransitionRow]
     evidence: list[EvidenceRow]
+    events: list[EventRow]
     alarms: list[AlarmRow]
 
 
@@ -250,6 +271,7 @@ def _story(connection: Connection, mail: Mail) -> Story:
         attempts=of_mail(t.attempt, AttemptRow, t.attempt.c.number),
         transitions=of_mail(t.transition, TransitionRow, t.transition.c.id),
         evidence=of_mail(t.evidence, EvidenceRow, t.evidence.c.id),
+        events=of_mail(t.event, EventRow, t.event.c.id),
         alarms=_rows(connection, _alarms().where(t.alarm.c.email_id == mail.id).order_by(t.alarm.c.id), AlarmRow),
     )
 

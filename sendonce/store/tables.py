@@ -197,11 +197,18 @@ recipient = Table(
     Column("provider_id", Text),
     Column("attempt_id", UUID),
     Column("changed_at", _INSTANT),
+    Column("delivery", Text),
+    Column("delivery_at", _INSTANT),
     CheckConstraint(
         "stage IN ('outstanding', 'accepted', 'refused', 'deferred', 'unanswered', 'suppressed')", name="stage"
     ),
+    CheckConstraint(
+        "delivery IN ('accepted', 'delayed', 'soft_bounced', 'delivered', 'dropped', 'bounced', 'complained')",
+        name="delivery",
+    ),
     Index("ix_recipient_mailbox", "mailbox"),
 )
+Index("ix_recipient_provider", recipient.c.provider_id, postgresql_where=text("provider_id IS NOT NULL"))
 
 pinned = Table(
     "pinned",
@@ -276,6 +283,7 @@ transition = Table(
     Column("cause", Text, nullable=False),
     Column("actor", Text, nullable=False),
     Column("attempt_id", UUID),
+    Column("because", Text),
     Index("ix_transition_email", "email_id", "id"),
 )
 
@@ -310,6 +318,52 @@ account = Table(
     Column("paused_total", Interval, nullable=False, server_default=text("'0'::interval")),
     Column("fault_email", UUID),
     Column("worked_at", _INSTANT),
+)
+
+suppression = Table(
+    "suppression",
+    metadata,
+    Column("account", Text, primary_key=True),
+    Column("mailbox", Text, primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("email_id", UUID),
+    Column("actor", Text, nullable=False),
+    Column("note", Text),
+    Column("at", _INSTANT, nullable=False, server_default=_CLOCK),
+    CheckConstraint("reason IN ('bounced', 'complained', 'manual')", name="reason"),
+)
+
+event = Table(
+    "event",
+    metadata,
+    _serial(),
+    Column("account", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("event_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("proven", Boolean, nullable=False),
+    Column("happened_at", _INSTANT),
+    Column("received_at", _INSTANT, nullable=False, server_default=_CLOCK),
+    Column("email_id", UUID),
+    Column("ordinal", Integer),
+    Column("claimed_id", Text, nullable=False),
+    Column("provider_id", Text, nullable=False),
+    Column("message_id", Text, nullable=False),
+    Column("recipient", Text, nullable=False),
+    Column("code", Integer),
+    Column("enhanced", Text),
+    Column("reply_text", Text),
+    UniqueConstraint("account", "source", "event_id", "recipient", name="uq_event"),
+)
+Index("ix_event_email", event.c.email_id, event.c.id, postgresql_where=text("email_id IS NOT NULL"))
+Index("ix_event_parked", event.c.received_at, postgresql_where=text("email_id IS NULL"))
+
+wake = Table(
+    "wake",
+    metadata,
+    Column("email_id", UUID, primary_key=True),
+    Column("at", _INSTANT, nullable=False, server_default=_CLOCK),
 )
 
 process = Table(

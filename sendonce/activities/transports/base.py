@@ -131,6 +131,13 @@ class Capability:
     """Whether an answer can differ by recipient."""
     webhook: str = ""
     """What the provider reports by webhook, in words; ``""``: nothing that Sendonce reads."""
+    together: bool | None = None
+    """Whether whoever is offered a mail gets it together or not at all. None: unless ``per_recipient``."""
+
+    @property
+    def all_or_nothing(self) -> bool:
+        """Whether proof of acceptance for one of those offered is proof for all of them."""
+        return not self.per_recipient if self.together is None else self.together
 
 
 @dataclass(frozen=True, slots=True)

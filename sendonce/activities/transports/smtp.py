@@ -34,7 +34,7 @@ __all__ = ["SmtpPoolSettings", "SmtpSettings", "SmtpTimeouts", "SmtpTransport"]
 class SmtpTransport:
     """One SMTP account, with a pool of connections."""
 
-    capability = Capability(keeps_message_id=True, takes_mime=True, per_recipient=True)
+    capability = Capability(keeps_message_id=True, takes_mime=True, per_recipient=True, together=True)
 
     def __init__(self, settings: SmtpSettings) -> None:
         """Raises OSError, naming the setting, when a certificate or key cannot be read."""

@@ -136,9 +136,13 @@ CREATE TABLE sendonce.recipient (
     provider_id     text,
     attempt_id      uuid,
     changed_at      timestamptz,
+    delivery        text CONSTRAINT ck_recipient_delivery CHECK (delivery IN     -- what became of it afterwards
+        ('accepted', 'delayed', 'soft_bounced', 'delivered', 'dropped', 'bounced', 'complained')),
+    delivery_at     timestamptz,
     CONSTRAINT pk_recipient PRIMARY KEY (email_id, ordinal)
 );
 CREATE INDEX ix_recipient_mailbox ON sendonce.recipient (mailbox);
+CREATE INDEX ix_recipient_provider ON sendonce.recipient (provider_id) WHERE provider_id IS NOT NULL;
 
 -- The rendered bytes, insert-once: everyone sends what this table returns. slot is 'mime', or
 -- 'request:<generation>:<digest of the URL>'.
@@ -209,7 +213,8 @@ CREATE TABLE sendonce.transition (
     to_stage        text NOT NULL,
     cause           text NOT NULL,
     actor           text NOT NULL,
-    attempt_id      uuid
+    attempt_id      uuid,
+    because         text                          -- an operator's reason
 );
 CREATE INDEX ix_transition_email ON sendonce.transition (email_id, id);
 
@@ -245,6 +250,50 @@ CREATE TABLE sendonce.account (
     fault_email     uuid,                         -- the mail that met the last fault: others probe first
     worked_at       timestamptz,                  -- when the last pause was ended by a mail that passed
     CONSTRAINT pk_account PRIMARY KEY (name, settings_digest, from_domain)
+);
+
+-- Addresses that an account must not write to. mailbox: all of it in lower case.
+CREATE TABLE sendonce.suppression (
+    account         text NOT NULL,
+    mailbox         text NOT NULL,
+    reason          text NOT NULL CONSTRAINT ck_suppression_reason CHECK (reason IN ('bounced', 'complained', 'manual')),
+    source          text NOT NULL,
+    email_id        uuid,                         -- the mail that it was learnt from
+    actor           text NOT NULL,
+    note            text,
+    at              timestamptz NOT NULL DEFAULT sendonce.clock(),
+    CONSTRAINT pk_suppression PRIMARY KEY (account, mailbox)
+);
+
+-- What came back about a mail, each event once. email_id null: it names no mail that is known yet, and waits for one.
+-- Business code may follow this table by id.
+CREATE TABLE sendonce.event (
+    id              bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_event PRIMARY KEY,
+    account         text NOT NULL,
+    source          text NOT NULL,
+    event_id        text NOT NULL,
+    kind            text NOT NULL,
+    proven          boolean NOT NULL,             -- false: anyone could have written it. It settles and suppresses nothing
+    happened_at     timestamptz,
+    received_at     timestamptz NOT NULL DEFAULT sendonce.clock(),
+    email_id        uuid,
+    ordinal         integer,
+    claimed_id      text NOT NULL,                -- our own id, as the source carried it back
+    provider_id     text NOT NULL,
+    message_id      text NOT NULL,
+    recipient       text NOT NULL,
+    code            integer,
+    enhanced        text,
+    reply_text      text,
+    CONSTRAINT uq_event UNIQUE (account, source, event_id, recipient)
+);
+CREATE INDEX ix_event_email ON sendonce.event (email_id, id) WHERE email_id IS NOT NULL;
+CREATE INDEX ix_event_parked ON sendonce.event (received_at) WHERE email_id IS NULL;
+
+-- Mails whose workflows are to be woken: something has happened that they do not know.
+CREATE TABLE sendonce.wake (
+    email_id        uuid NOT NULL CONSTRAINT pk_wake PRIMARY KEY,
+    at              timestamptz NOT NULL DEFAULT sendonce.clock()
 );
 
 -- Processes that are alive, so that others see a dead one.

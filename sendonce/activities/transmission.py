@@ -18,6 +18,7 @@ from sendonce.activities.leases import StoreHealth
 from sendonce.activities.provider_key import provider_key
 from sendonce.activities.redirect import Envelope, Guard
 from sendonce.activities.transports.base import Fenced, Job, Mail, Rendering, StoreAway, Transport
+from sendonce.dsn.proof import Proof
 from sendonce.errors import InvalidEmail, TemplateFault
 from sendonce.message import OutgoingEmail
 from sendonce.outcome import AttemptResult, NotOffered, Refused, Reply, Unanswered, same_for_all
@@ -191,7 +192,8 @@ class Transmission:
             envelope.recipients,
             key,
             self._flight.lane.answer_seconds,
-            str(claimed.email_id),
+            Proof(claimed.secrets).envelope_id(claimed.email_id),
+            own_return_path=claimed.content.envelope_sender is None,
         )
         return envelope.spread(await transport.transmit(job, self._gate))
 

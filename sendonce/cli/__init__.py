@@ -22,6 +22,7 @@ import sendonce.cli.deciding
 import sendonce.cli.demo
 import sendonce.cli.doctor
 import sendonce.cli.reading  # importing a module adds its commands
+import sendonce.cli.receiving
 import sendonce.cli.running
 import sendonce.cli.templates
 import sendonce.cli.up  # noqa: F401

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import monotonic
@@ -20,7 +21,7 @@ from sendonce.errors import ConfigurationError, InvalidEmail
 
 if TYPE_CHECKING:
     from sendonce.activities.transports.base import Transport
-    from sendonce.activities.transports.smtp_doctor import Step
+    from sendonce.activities.transports.doctor_step import Step
     from sendonce.message import OutgoingEmail
     from sendonce.settings.model import AccountSettings, Settings
 
@@ -40,7 +41,8 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check an account step by step: name, connection, greeting, TLS and its certificate, log-in, an empty
-    transaction. Sends nothing unless --to is given. Needs no database. Exit code 1 when a step failed.
+    transaction. Of an account over HTTP: name, connection and certificate of the API's host; only --to proves its
+    credentials. Sends nothing unless --to is given. Needs no database. Exit code 1 when a step failed.
 
     JSON: one object for each step: step, status (ok, warn, fail or skip), what, fix, seconds, and details.
     """
@@ -65,10 +67,11 @@ async def _run(
 ) -> bool:
     """Print each step as it ends; True when one failed."""
     try:
-        async for step in _steps(found, account, transport, content):
-            _print(step, as_json)
-            if step.status == "fail":
-                return True
+        async with aclosing(_steps(found, account, transport, content)) as steps:
+            async for step in steps:
+                _print(step, as_json)
+                if step.status == "fail":
+                    return True
     finally:
         await transport.close()
     return False
@@ -76,20 +79,40 @@ async def _run(
 
 async def _steps(
     found: Settings, account: AccountSettings, transport: Transport, content: OutgoingEmail | None
-) -> AsyncIterator[Step]:
-    from sendonce.activities.transports.smtp_doctor import STEPS, Step, examine
-    from sendonce.activities.transports.smtp_settings import SmtpSettings
-
-    if isinstance(account.options, SmtpSettings):
-        async for step in examine(account.options):
+) -> AsyncGenerator[Step, None]:
+    async with aclosing(_look(account)) as steps:
+        async for step in steps:
             yield step
             if step.status == "fail":
                 return
-    else:
-        for name in STEPS:
-            yield Step(name, "skip", f"does not apply to transport {account.transport!r}; --to sends a test mail")
     if content is not None:
         yield await _send(found, transport, content)
+
+
+def _look(account: AccountSettings) -> AsyncGenerator[Step, None]:
+    """The steps that fit the account's transport."""
+    # Imported where needed: an account over HTTP loads no mail client.
+    if account.transport == "smtp":
+        from sendonce.activities.transports.smtp_doctor import examine
+        from sendonce.activities.transports.smtp_settings import SmtpSettings
+
+        assert isinstance(account.options, SmtpSettings)
+        return examine(account.options)
+    for setting in ("url", "base_url"):
+        url = getattr(account.options, setting, None)
+        if isinstance(url, str):
+            from sendonce.activities.transports.doctor_step import PATIENCE
+            from sendonce.activities.transports.http_doctor import examine_url
+
+            seconds = getattr(account.options, "connect_seconds", PATIENCE)
+            return examine_url(setting, url, ca_file=getattr(account.options, "ca_file", None), seconds=seconds)
+    return _unknown(account.transport)
+
+
+async def _unknown(transport: str) -> AsyncGenerator[Step, None]:
+    from sendonce.activities.transports.doctor_step import Step
+
+    yield Step("account", "skip", f"nothing is known of transport {transport!r}; --to sends a test mail")
 
 
 def _content(account: AccountSettings, to: str, sender: str | None) -> OutgoingEmail:
@@ -110,7 +133,7 @@ def _content(account: AccountSettings, to: str, sender: str | None) -> OutgoingE
 async def _send(found: Settings, transport: Transport, content: OutgoingEmail) -> Step:
     from sendonce.activities.redirect import Guard
     from sendonce.activities.transports.base import Job, Mail
-    from sendonce.activities.transports.smtp_doctor import Step
+    from sendonce.activities.transports.doctor_step import Step
     from sendonce.outcome import Accepted
     from sendonce.store.records import EnvelopeRecipient
 

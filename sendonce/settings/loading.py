@@ -28,6 +28,7 @@ from sendonce.settings.model import (
     WorkerSettings,
 )
 from sendonce.settings.secrets import Secrets
+from sendonce.webhooks.settings import WebhookSettings
 
 DEFAULT_FILE = "sendonce.toml"
 ENVIRONMENT = {
@@ -148,7 +149,7 @@ class _Loader:
             self._check_name("accounts", name)
             where = f"accounts.{name}"
             if not isinstance(table, dict) or not isinstance(table.get("transport"), str):
-                raise self._error(f'[{where}] transport is missing; write transport = "smtp" or "http"')
+                raise self._error(f'[{where}] transport is missing; write transport = "smtp", or a provider\'s name')
             try:
                 factory, model = transports.find(table["transport"])
             except ConfigurationError as error:
@@ -156,9 +157,12 @@ class _Loader:
             rest = {
                 key: None if value is False and _may_be_unset(model, key) else value
                 for key, value in table.items()
-                if key != "transport"
+                if key not in ("transport", "webhook")
             }
-            accounts[name] = AccountSettings(name, table["transport"], self._validated(model, rest, where), factory)
+            options, webhook = self._validated(model, rest, where), None
+            if "webhook" in table:
+                webhook = self._validated(WebhookSettings, table["webhook"], f"{where}.webhook")
+            accounts[name] = AccountSettings(name, table["transport"], options, factory, webhook)
         return accounts
 
     def _check_name(self, section: str, name: str) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from sendonce.errors import InvalidEmail
 from sendonce.message import Address
 from sendonce.policy import LanePolicy, RetryPolicy, UnknownPolicy
+from sendonce.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
     from sendonce.activities.transports.base import Transport
@@ -229,6 +230,8 @@ class AccountSettings:
     transport: str
     options: BaseModel
     factory: type[Any] = field(repr=False)
+    webhook: WebhookSettings | None = None
+    """``[accounts.<name>.webhook]``. None: the provider writes to nobody."""
 
     def build(self) -> Transport:
         """The configured transport; nothing is connected yet."""

@@ -19,6 +19,15 @@ _BUILT_IN = {
     "http": ("sendonce.activities.transports.http", "GatewayTransport", "GatewaySettings"),
     "resend": ("sendonce.activities.transports.resend", "ResendTransport", "ResendSettings"),
     "postmark": ("sendonce.activities.transports.postmark", "PostmarkTransport", "PostmarkSettings"),
+    "brevo": ("sendonce.activities.transports.brevo", "BrevoTransport", "BrevoSettings"),
+    "ses": ("sendonce.activities.transports.ses", "SesTransport", "SesSettings"),
+    "sendgrid": ("sendonce.activities.transports.sendgrid", "SendGridTransport", "SendGridSettings"),
+    "mailgun": ("sendonce.activities.transports.mailgun", "MailgunTransport", "MailgunSettings"),
+    "sparkpost": ("sendonce.activities.transports.sparkpost", "SparkPostTransport", "SparkPostSettings"),
+    "lettermint": ("sendonce.activities.transports.lettermint", "LettermintTransport", "LettermintSettings"),
+    "ahasend": ("sendonce.activities.transports.ahasend", "AhaSendTransport", "AhaSendSettings"),
+    "mailjet": ("sendonce.activities.transports.mailjet", "MailjetTransport", "MailjetSettings"),
+    "azure": ("sendonce.activities.transports.azure", "AzureTransport", "AzureSettings"),
 }
 """Module, class and settings of each."""
 

@@ -349,6 +349,13 @@ class Store:
         async with self._connection() as conn:
             return await events.join_parked(conn, terms, default)
 
+    async def bounce_secrets(self) -> tuple[bytes, ...]:
+        """What proves that a bounce is about a mail of ours; the first one makes proofs."""
+        async with self._connection() as conn:
+            row = await (await conn.execute("SELECT secrets FROM sendonce.installation")).fetchone()
+        assert row is not None
+        return tuple(row[0])
+
     async def take_wakes(self) -> list[Startable]:
         """Mails whose workflows somebody wants woken."""
         async with self._connection() as conn:

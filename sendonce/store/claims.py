@@ -132,7 +132,7 @@ SELECT v.verdict, v.mode, v.stage, v.eff, v.account, v.lane, v.key, v.attempts, 
     extract(epoch FROM v.lease_until - v.now)::float8 AS lease_left,
     extract(epoch FROM v.answer_by - v.now)::float8 AS answer_left,
     extract(epoch FROM v.probe_at - v.now)::float8 AS probe_in,
-    t.content, t.message_id, i.id AS installation,
+    t.content, t.message_id, i.id AS installation, i.secrets,
     CASE WHEN t.email_id IS NOT NULL THEN (
         SELECT jsonb_agg(jsonb_build_array(p.ordinal, p.mailbox) ORDER BY p.ordinal)
         FROM sendonce.recipient p WHERE p.email_id = v.id) END AS recipients,
@@ -229,6 +229,7 @@ def _claimed(row: dict[str, Any], lease: UUID, email_id: UUID, files: list[dict[
         message_id=row["message_id"],
         created_at=row["created_at"],
         installation=row["installation"],
+        secrets=tuple(row["secrets"]),
         from_domain=row["from_domain"],
     )
 

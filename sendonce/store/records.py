@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
@@ -54,6 +54,8 @@ class Claimed:
     message_id: str
     created_at: datetime
     installation: UUID
+    secrets: tuple[bytes, ...] = field(repr=False)
+    """What bounces are proved with."""
     from_domain: str = ""
     """Of the From address, in A-labels."""
 

@@ -59,6 +59,13 @@ installation = Table(
     metadata,
     Column("one", Boolean, CheckConstraint("one", name="one"), primary_key=True, server_default=text("true")),
     Column("id", UUID, nullable=False, server_default=text("gen_random_uuid()")),
+    Column(
+        "secrets",
+        ARRAY(LargeBinary),
+        nullable=False,
+        server_default=text("ARRAY[sha256((uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())))]"),
+    ),
+    CheckConstraint("cardinality(secrets) > 0", name="secrets"),
     Column("notify", Boolean, nullable=False, server_default=text("true")),
     Column("created_at", _INSTANT, nullable=False, server_default=text("clock_timestamp()")),
 )

@@ -39,11 +39,12 @@ def sendonce() -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, sendonce: Path) -> Run:
-    """Run ``sendonce`` with these arguments and variables, in an empty folder."""
+    """Run ``sendonce`` with these arguments, variables and standard input, in an empty folder."""
 
-    def run(*arguments: str, **variables: str) -> Result:
+    def run(*arguments: str, standard_input: str = "", **variables: str) -> Result:
         done = subprocess.run(
             [sendonce, *arguments],
+            input=standard_input,
             env=os.environ | variables,
             cwd=tmp_path,
             capture_output=True,

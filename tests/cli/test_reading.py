@@ -45,6 +45,7 @@ SHOW_MEMBERS = LIST_MEMBERS | {
     "attempts_made",
     "transitions",
     "evidence",
+    "events",
     "alarms",
 }
 PERSONAL = ("ann.lee", "bob.ray", "Parcel for Ann", "mailbox of ann", "desk.clerk")

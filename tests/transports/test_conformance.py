@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
@@ -12,24 +13,42 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from sendonce.activities.transports.ahasend import AhaSendSettings, AhaSendTransport
+from sendonce.activities.transports.azure import AzureSettings, AzureTransport
 from sendonce.activities.transports.base import Fenced, Job, StoreAway, Transport
+from sendonce.activities.transports.brevo import BrevoSettings, BrevoTransport
 from sendonce.activities.transports.http import GatewaySettings, GatewayTransport
+from sendonce.activities.transports.lettermint import LettermintSettings, LettermintTransport
+from sendonce.activities.transports.mailgun import MailgunSettings, MailgunTransport
+from sendonce.activities.transports.mailjet import MailjetSettings, MailjetTransport
 from sendonce.activities.transports.postmark import PostmarkSettings, PostmarkTransport
 from sendonce.activities.transports.resend import ResendSettings, ResendTransport
+from sendonce.activities.transports.sendgrid import SendGridSettings, SendGridTransport
+from sendonce.activities.transports.ses import SesSettings, SesTransport
 from sendonce.activities.transports.smtp import SmtpSettings, SmtpTransport
+from sendonce.activities.transports.sparkpost import SparkPostSettings, SparkPostTransport
 from sendonce.message import OutgoingEmail
 from sendonce.outcome import Accepted, AccountFault, Deferred, NotOffered, Refused, Unanswered
 from sendonce.testing import http_misbehaviour, smtp_misbehaviour
-from sendonce.testing.attempt import RecordingGate, make_job
+from sendonce.testing.ahasend_server import ACCOUNT, AhaSendServer
+from sendonce.testing.attempt import CREATED_AT, RecordingGate, make_job
+from sendonce.testing.azure_server import AzureServer
+from sendonce.testing.brevo_server import BrevoServer
 from sendonce.testing.certificate import Certificate
 from sendonce.testing.http_gateway import HttpGateway
 from sendonce.testing.http_server import HttpServer
+from sendonce.testing.lettermint_server import LettermintServer
 from sendonce.testing.mailbox import Mailbox
+from sendonce.testing.mailgun_server import MailgunServer
+from sendonce.testing.mailjet_server import MailjetServer
 from sendonce.testing.postmark_server import PostmarkServer
 from sendonce.testing.resend_server import ResendServer
 from sendonce.testing.script import Rule
+from sendonce.testing.sendgrid_server import SendGridServer
+from sendonce.testing.ses_server import SesServer
 from sendonce.testing.smtp_misbehaviour import SmtpAct
 from sendonce.testing.smtp_server import SmtpServer
+from sendonce.testing.sparkpost_server import SparkPostServer
 
 NASTY = b"caf\xe9 \xd3\xca\x00\x07 \xed\xa0\x80"
 
@@ -185,6 +204,52 @@ class Resend(Http):
         return sum(stored.key == key for stored in self.mailbox.mails() if "ann@example.org" in stored.recipients)
 
 
+class Brevo(Http):
+    identity = "brevo:api.brevo.com"
+
+    def make_server(self, certificate: Certificate) -> HttpServer:
+        return BrevoServer(tls=certificate.context)
+
+    def transport_to(self, port: int) -> Transport:
+        url = f"https://127.0.0.1:{port}"
+        return BrevoTransport(BrevoSettings(api_key=SecretStr("xkeysib-1"), base_url=url, ca_file=self.ca))
+
+    @staticmethod
+    def account(secret: str) -> Transport:
+        return BrevoTransport(BrevoSettings(api_key=SecretStr(secret)))
+
+    def copies(self, key: str = "order-1") -> int:
+        # The Message-ID is Brevo's own.
+        found = [stored for stored in self.mailbox.mails() if f"sendonce-key-{key}" in stored.json()["tags"]]
+        return sum("ann@example.org" in stored.recipients for stored in found)
+
+
+class Ses(Http):
+    identity = "ses:email.eu-central-1.amazonaws.com"
+
+    def make_server(self, certificate: Certificate) -> HttpServer:
+        return SesServer(tls=certificate.context)
+
+    def transport_to(self, port: int) -> Transport:
+        url = f"https://127.0.0.1:{port}"
+        return SesTransport(self.settings_with("secret", base_url=url, ca_file=self.ca))
+
+    @staticmethod
+    def settings_with(secret: str, **more: Any) -> SesSettings:
+        keys = {"access_key_id": SecretStr("AKIA1"), "secret_access_key": SecretStr(secret)}
+        return SesSettings(region="eu-central-1", **keys, **more)
+
+    @staticmethod
+    def account(secret: str) -> Transport:
+        return SesTransport(Ses.settings_with(secret))
+
+    def copies(self, key: str = "order-1") -> int:
+        # The Message-ID is SES's own.
+        tag = {"Name": "sendonce_key", "Value": key}
+        found = [stored for stored in self.mailbox.mails() if tag in stored.json()["EmailTags"]]
+        return sum("ann@example.org" in stored.recipients for stored in found)
+
+
 class Postmark(Http):
     identity = "postmark:api.postmarkapp.com"
 
@@ -200,7 +265,155 @@ class Postmark(Http):
         return PostmarkTransport(PostmarkSettings(api_key=SecretStr(secret)))
 
 
-PROVIDERS: list[type[Provider]] = [Smtp, Gateway, Resend, Postmark]
+class SendGrid(Http):
+    identity = "sendgrid:api.sendgrid.com"
+
+    def make_server(self, certificate: Certificate) -> HttpServer:
+        return SendGridServer(tls=certificate.context)
+
+    def transport_to(self, port: int) -> Transport:
+        url = f"https://127.0.0.1:{port}"
+        return SendGridTransport(SendGridSettings(api_key=SecretStr("SG.1"), base_url=url, ca_file=self.ca))
+
+    @staticmethod
+    def account(secret: str) -> Transport:
+        return SendGridTransport(SendGridSettings(api_key=SecretStr(secret)))
+
+
+class Mailgun(Http):
+    identity = "mailgun:api.mailgun.net:mg.example.org"
+
+    def make_server(self, certificate: Certificate) -> HttpServer:
+        return MailgunServer(tls=certificate.context, domain="mg.example.org")
+
+    def transport_to(self, port: int) -> Transport:
+        url = f"https://127.0.0.1:{port}"
+        settings = MailgunSettings(api_key=SecretStr("1"), domain="mg.example.org", base_url=url, ca_file=self.ca)
+        return MailgunTransport(settings)
+
+    @staticmethod
+    def account(secret: str) -> Transport:
+        return MailgunTransport(MailgunSettings(api_key=SecretStr(secret), domain="mg.example.org"))
+
+
+class SparkPost(Http):
+    identity = "sparkpost:api.sparkpost.com"
+
+    def make_server(self, certificate: Certificate) -> HttpServer:
+        return SparkPostServer(tls=certificate.context)
+
+    def transport_to(self, port: int) -> Transport:
+        url = f"https://127.0.0.1:{port}"
+        return SparkPostTransport(SparkPostSettings(api_key=SecretStr("1"), base_url=url, ca_file=self.ca))
+
+    @staticmethod
+    def account(secret: str) -> Transport:
+        return SparkPostTransport(SparkPostSettings(api_key=SecretStr(secret)))
+
+    def copies(self, key: str = "order-1") -> int:
+        # The Message-ID is SparkPost's own.
+        return sum(stored.key == key for stored in self.mailbox.mails() if "ann@example.org" in stored.recipients)
+
+
+class Lettermint(Http):
+    identity = "lettermint:api.lettermint.co"
+
+    def make_server(self, certificate: Certificate) -> HttpServer:
+        return LettermintServer(tls=certificate.context)
+
+    def transport_to(self, port: int) -> Transport:
+        url = f"https://127.0.0.1:{port}/v1"
+        return LettermintTransport(LettermintSettings(api_key=SecretStr("lm_1"), base_url=url, ca_file=self.ca))
+
+    @staticmethod
+    def account(secret: str) -> Transport:
+        return LettermintTransport(LettermintSettings(api_key=SecretStr(secret)))
+
+    def copies(self, key: str = "order-1") -> int:
+        # What becomes of our Message-ID is not documented, so it is not sent.
+        return sum(stored.key == key for stored in self.mailbox.mails() if "ann@example.org" in stored.recipients)
+
+
+class AhaSend(Http):
+    identity = f"ahasend:{ACCOUNT}"
+
+    def make_server(self, certificate: Certificate) -> HttpServer:
+        server = AhaSendServer(tls=certificate.context)
+        server.one_id = True
+        return server
+
+    def transport_to(self, port: int) -> Transport:
+        url = f"https://127.0.0.1:{port}"
+        key = SecretStr("aha-sk-1")
+        return AhaSendTransport(AhaSendSettings(api_key=key, account_id=ACCOUNT, base_url=url, ca_file=self.ca))
+
+    @staticmethod
+    def account(secret: str) -> Transport:
+        return AhaSendTransport(AhaSendSettings(api_key=SecretStr(secret), account_id=ACCOUNT))
+
+    def copies(self, key: str = "order-1") -> int:
+        # The Message-ID is AhaSend's own.
+        return sum(stored.key == key for stored in self.mailbox.mails() if "ann@example.org" in stored.recipients)
+
+
+class Mailjet(Http):
+    identity = "mailjet:api.mailjet.com"
+
+    def make_server(self, certificate: Certificate) -> HttpServer:
+        server = MailjetServer(tls=certificate.context)
+        server.one_id = True
+        return server
+
+    def transport_to(self, port: int) -> Transport:
+        url, keys = f"https://127.0.0.1:{port}", {"api_key": SecretStr("public"), "secret_key": SecretStr("private")}
+        return MailjetTransport(MailjetSettings(**keys, base_url=url, ca_file=self.ca))
+
+    @staticmethod
+    def account(secret: str) -> Transport:
+        return MailjetTransport(MailjetSettings(api_key=SecretStr("public"), secret_key=SecretStr(secret)))
+
+    def copies(self, key: str = "order-1") -> int:
+        # The Message-ID is Mailjet's own.
+        found = [one.json()["Messages"][0]["EventPayload"] for one in self.mailbox.mails()]
+        return sum(json.loads(payload)["sendonce_key"] == key for payload in found)
+
+
+class Azure(Http):
+    identity = "azure:shop.communication.azure.com"
+
+    def make_server(self, certificate: Certificate) -> HttpServer:
+        server = AzureServer(tls=certificate.context)
+        # Here, keys are what a person can read.
+        server.guids = False
+        server.wall = lambda: CREATED_AT
+        return server
+
+    def transport_to(self, port: int) -> Transport:
+        key = SecretStr(f"endpoint=https://127.0.0.1:{port}/;accesskey=a2V5")
+        return AzureTransport(AzureSettings(api_key=key, ca_file=self.ca), now=lambda: CREATED_AT)
+
+    @staticmethod
+    def account(secret: str) -> Transport:
+        key = base64.b64encode(secret.encode()).decode()
+        connection = f"endpoint=https://shop.communication.azure.com/;accesskey={key}"
+        return AzureTransport(AzureSettings(api_key=SecretStr(connection)))
+
+
+PROVIDERS: list[type[Provider]] = [
+    Smtp,
+    Gateway,
+    Resend,
+    Postmark,
+    Brevo,
+    Ses,
+    SendGrid,
+    Mailgun,
+    SparkPost,
+    Lettermint,
+    AhaSend,
+    Mailjet,
+    Azure,
+]
 
 
 @pytest.fixture(params=PROVIDERS, ids=lambda made: made.__name__.lower())

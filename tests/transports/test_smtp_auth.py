@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import os
 import ssl
-import subprocess
 import sys
 import urllib.parse
+import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from sendonce.message import OutgoingEmail
 from sendonce.outcome import AccountFault, NotOffered, Outcome
 from sendonce.testing import smtp_misbehaviour as bad
 from sendonce.testing.attempt import RecordingGate, make_job
-from sendonce.testing.certificate import Certificate, self_signed
+from sendonce.testing.certificate import Authority, Certificate, encrypted, private_authority, self_signed
 from sendonce.testing.smtp_server import SmtpServer
+from sendonce.testing.tls_handshake import handshakes
 
 MAIL = OutgoingEmail(key="k", sender="shop@example.org", to="a@example.org", text="t")
 SECRET = "hunter2"
@@ -111,8 +113,10 @@ def script(tmp_path: Path, body: str) -> list[str]:
     return [sys.executable, str(file)]
 
 
-async def send(server: SmtpServer, **settings: Any) -> Outcome:
-    transport = SmtpTransport(SmtpSettings(**{"host": "127.0.0.1", "port": server.port, "tls": "none", **settings}))
+async def send(server: SmtpServer | int, **settings: Any) -> Outcome:
+    """One mail to the server, or to the one at that port."""
+    port = server if isinstance(server, int) else server.port
+    transport = SmtpTransport(SmtpSettings(**{"host": "127.0.0.1", "port": port, "tls": "none", **settings}))
     try:
         return await attempt(transport)
     finally:
@@ -189,6 +193,75 @@ async def test_a_long_first_response_waits_for_the_server(tmp_path: Path) -> Non
         command = script(tmp_path, f"print({token!r})")
         assert (await send(server, username="shop", token_command=command)).kind == "accepted"
         assert b"AUTH XOAUTH2" in server.sessions[0].commands
+
+
+@pytest.mark.parametrize(("octets", "waits"), [(366, False), (367, True)])
+async def test_a_first_response_goes_along_as_long_as_the_command_line_allows(octets: int, waits: bool) -> None:
+    # "AUTH PLAIN ", the base64 of two NULs, user and password, and CRLF: 509 octets, and 513 with one octet more.
+    password = "p" * octets
+    async with SmtpServer(credentials={"shop": password}) as server:
+        assert (await send(server, username="shop", password=password)).kind == "accepted"
+        assert (b"AUTH PLAIN" in server.sessions[0].commands) == waits
+        assert all(len(line) + 2 <= 512 for line in server.sessions[0].commands if line.startswith(b"AUTH"))
+
+
+@pytest.mark.parametrize("mechanism", ["plain", "login", "cram-md5", "auto"])
+async def test_a_password_is_never_said_before_tls(certificate: Certificate, mechanism: str) -> None:
+    # The server offers the log-in in clear as well.
+    async with SmtpServer(tls=certificate.context, credentials={"shop": SECRET}, mechanisms=ALL) as server:
+        settings = {"tls": "starttls", "ca_file": certificate.file, "auth": mechanism}
+        assert (await send(server, **settings, username="shop", password=SECRET)).kind == "accepted"
+        assert server.sessions[0].verbs()[:4] == ["EHLO", "STARTTLS", "EHLO", "AUTH"]
+
+
+# Replies
+
+
+@pytest.mark.parametrize("code", [432, 500, 504, 530, 534, 535, 538, 554])
+async def test_a_log_in_that_is_refused_is_our_fault(code: int) -> None:
+    async with SmtpServer(None, bad.auth_refused(code), credentials={"shop": SECRET}) as server:
+        outcome = await send(server, username="shop", password=SECRET)
+        assert (outcome.kind, outcome.reply.code) == ("account_fault", code)
+        assert "MAIL" not in server.sessions[0].verbs()
+
+
+@pytest.mark.parametrize("code", [450, 451, 454])
+async def test_a_server_that_cannot_check_anybody_now_is_tried_again(tmp_path: Path, code: int) -> None:
+    refused = bad.answer("auth", code, "4.7.0 temporary authentication failure", times=1)
+    async with SmtpServer(None, refused, credentials={"shop": "t1"}, mechanisms=("XOAUTH2",)) as server:
+        settings = {"host": "127.0.0.1", "port": server.port, "tls": "none"}
+        command = script(tmp_path, "print('t1')")
+        transport = SmtpTransport(SmtpSettings(**{**settings, "username": "shop", "token_command": command}))
+        try:
+            outcome = await attempt(transport)
+            assert isinstance(outcome, NotOffered)
+            # It is counted, as a server's failure to serve is: what lasts is dead-lettered, or trips the breaker.
+            assert (outcome.counted, outcome.reply.code) == (True, code)
+            assert (await attempt(transport)).kind == "accepted"
+        finally:
+            await transport.close()
+        # The token is not to blame: no fresh one was fetched for it.
+        assert [session.verbs().count("AUTH") for session in server.sessions] == [1, 1]
+
+
+@pytest.mark.parametrize("mechanism", ["plain", "login"])
+async def test_a_reply_that_repeats_the_secret_is_kept_without_it(mechanism: str) -> None:
+    said = [base64.b64encode(text).decode() for text in (f"\0shop\0{SECRET}".encode(), SECRET.encode())]
+    text = f"5.7.8 shop may not use {SECRET}, which is {said[0]} or {said[1]}"
+    async with SmtpServer(None, bad.auth_refused(535, text), credentials={}, mechanisms=ALL) as server:
+        outcome = await send(server, username="shop", password=SECRET, auth=mechanism)
+    assert outcome.reply.text.startswith("5.7.8 shop may not use ***, which is ")
+    assert [secret for secret in (SECRET, said[1]) if secret in outcome.reply.text] == []
+    assert mechanism == "login" or said[0] not in outcome.reply.text
+
+
+@pytest.mark.parametrize("mechanism", ["xoauth2", "oauthbearer"])
+async def test_a_reply_that_repeats_the_token_is_kept_without_it(tmp_path: Path, mechanism: str) -> None:
+    command = script(tmp_path, "print('token-1')")
+    refused = bad.auth_refused(535, "5.7.8 token-1 has expired")
+    async with SmtpServer(None, refused, credentials={}, mechanisms=ALL) as server:
+        outcome = await send(server, username="shop", token_command=command, auth=mechanism)
+    assert outcome.reply.text == "5.7.8 *** has expired"
 
 
 @pytest.mark.parametrize("challenge", [b"334 \xff\xff\r\n", b"334 *not base64\r\n"])
@@ -324,6 +397,12 @@ async def test_the_token_endpoints_certificate_is_verified(certificate: Certific
     ("body", "text"),
     [
         ("print('secret'); raise SystemExit(3)", "token_command: ended with exit code 3"),
+        ("import sys; print('secret', file=sys.stderr); sys.exit('secret')", "token_command: ended with exit code 1"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "token_command: ended with exit code -9"),
+        (
+            "import sys; sys.stdout.buffer.write(b'\\xff\\xfe\\x00')",
+            "token_command: wrote something else than one token to standard output",
+        ),
         ("print('two tokens')", "token_command: wrote something else than one token to standard output"),
         ("", "token_command: wrote something else than one token to standard output"),
         ("print('x' * 70000)", "token_command: wrote something else than one token to standard output"),
@@ -343,23 +422,41 @@ async def test_a_token_command_that_is_not_there_is_our_fault() -> None:
     assert raised.value.outcome.reply.text == "token_command: cannot be run: No such file or directory"
 
 
-async def test_a_token_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+async def heard(fd: int) -> bytes:
+    """What the pipe says next; nothing when nobody holds its other end any more."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, readable.set)
+    try:
+        async with asyncio.timeout(30):
+            await readable.wait()
+    finally:
+        loop.remove_reader(fd)
+    return os.read(fd, 10)
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["the program waits", "the program has ended"])
+@pytest.mark.parametrize("how", ["cancelled", "timed out"])
+async def test_a_token_command_that_hangs_is_killed_with_its_children(tmp_path: Path, how: str, ended: bool) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    # The child holds the fifo open as long as it lives.
-    body = f"import subprocess; f = open({str(fifo)!r}, 'w'); "
-    body += "p = subprocess.Popen(['sleep', '600'], stdout=f); f.write('up'); f.flush(); p.wait()"
-    getting = asyncio.ensure_future(source(token_command=script(tmp_path, body)).get())
-    with await asyncio.to_thread(fifo.open, "rb", 0) as held:
-        assert await asyncio.to_thread(held.read, 2) == b"up"
-        getting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await getting
-        assert await asyncio.to_thread(held.read, 1) == b""
-    slow = source(token_command=script(tmp_path, "import time; time.sleep(600)"), token_seconds=0.2)
-    with pytest.raises(NoToken) as raised:
-        await slow.get()
-    assert raised.value.outcome.reply.text == "token_command: no token within 0.2 s"
+    # The child holds the fifo, and the output, as long as it lives; without a shell's exec it is the program's child.
+    child = 'exec 3>"$0"; sleep 600 & printf up >&3; ' + ("exit 0" if ended else "exec 3>&-; wait")
+    command = ["/bin/sh", "-c", child, str(fifo)]
+    held = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        getting = asyncio.ensure_future(source(token_command=command, token_seconds=1).get())
+        assert await heard(held) == b"up"
+        if how == "cancelled":
+            getting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await getting
+        else:
+            with pytest.raises(NoToken) as raised:
+                await getting
+            assert raised.value.outcome.reply.text == "token_command: no token within 1 s"
+        assert await heard(held) == b""
+    finally:
+        os.close(held)
 
 
 async def test_a_token_command_is_run_without_a_shell(tmp_path: Path) -> None:
@@ -367,20 +464,105 @@ async def test_a_token_command_is_run_without_a_shell(tmp_path: Path) -> None:
     assert await source(token_command=command).get() == "$HOME;_echo_x"
 
 
+async def test_no_secret_is_logged_or_shown(
+    endpoint: TokenEndpoint, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    endpoint.answers = [granted("token-1", refresh_token="refresh-2"), (400, {"error": "invalid_grant"})]
+    shown = []
+    async with SmtpServer(credentials={"shop": "other"}, mechanisms=("XOAUTH2",)) as server:
+        # The token is refused, and the fresh one is not granted.
+        outcome = await send(server, **refreshing(endpoint))
+        assert outcome.reply.text == "token_url: answered 400 invalid_grant"
+        shown.append(repr(outcome))
+    for settings in (
+        refreshing(endpoint),
+        {"token_command": script(tmp_path, "print('token-1'); raise SystemExit(1)")},
+        {"token_command": ["/no/such/program", "secret-1"]},
+    ):
+        tokens = source(**settings)
+        with pytest.raises(NoToken) as raised:
+            await tokens.get()
+        shown += [repr(raised.value), str(raised.value), repr(raised.value.outcome), repr(tokens)]
+        assert raised.value.__cause__ is None
+    secrets = ("secret-1", "refresh-1", "refresh-2", "token-1", base64.b64encode(b"token-1").decode())
+    assert [secret for secret in secrets if secret in caplog.text + "".join(shown)] == []
+
+
 # TLS
 
 
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return private_authority(tmp_path_factory.mktemp("authority"))
+
+
 @pytest.mark.parametrize("tls", ["starttls", "implicit"])
-async def test_a_client_certificate_is_shown(certificate: Certificate, tmp_path: Path, tls: str) -> None:
-    own = self_signed(tmp_path / "own", "DNS:client.test")
-    demanding = self_signed(tmp_path / "server", "IP:127.0.0.1")
-    demanding.context.load_verify_locations(own.file)
+async def test_a_private_authority_is_trusted_when_it_is_named(authority: Authority, tmp_path: Path, tls: str) -> None:
+    shown = authority.issue(tmp_path, "IP:127.0.0.1")
+    async with SmtpServer(tls=shown.context, implicit_tls=tls == "implicit") as server:
+        assert (await send(server, tls=tls, ca_file=authority.file)).kind == "accepted"
+        assert (await send(server, tls=tls)).reply.enhanced == "certificate"
+
+
+@pytest.mark.parametrize("tls", ["starttls", "implicit"])
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("expired", "TLS: certificate has expired"),
+        ("self-signed", "TLS: self-signed certificate"),
+        ("other name", "TLS: IP address mismatch, certificate is not valid for '127.0.0.1'."),
+    ],
+)
+async def test_a_certificate_at_fault_stops_everything(
+    authority: Authority, certificate: Certificate, tmp_path: Path, tls: str, fault: str, text: str
+) -> None:
+    shown, trusted = certificate, None
+    if fault != "self-signed":
+        expired = fault == "expired"
+        name, trusted = "IP:127.0.0.1" if expired else "DNS:elsewhere.test", authority.file
+        shown = authority.issue(tmp_path, name, days=0 if expired else 7)
+    async with SmtpServer(tls=shown.context, implicit_tls=tls == "implicit", credentials={"shop": SECRET}) as server:
+        outcome = await send(server, tls=tls, ca_file=trusted, username="shop", password=SECRET)
+        assert (outcome.kind, outcome.reply.enhanced) == ("account_fault", "certificate")
+        assert outcome.reply.text.replace("self signed", "self-signed") == text
+        assert {verb for session in server.sessions for verb in session.verbs()} <= {"EHLO", "STARTTLS"}
+
+
+@pytest.mark.parametrize("tls", ["starttls", "implicit"])
+async def test_a_server_with_nothing_newer_than_tls_1_1_gets_nothing(tmp_path: Path, tls: str) -> None:
+    old = self_signed(tmp_path, "IP:127.0.0.1").context
+    # Distributions switch such old versions off by the security level.
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        old.minimum_version = ssl.TLSVersion.TLSv1
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with handshakes(old, starttls=tls == "starttls") as port:
+        outcome = await send(port, tls=tls, ca_file=tmp_path / "certificate.pem", username="shop", password=SECRET)
+    assert (outcome.kind, outcome.reply.enhanced) == ("account_fault", "tls")
+    assert outcome.reply.text == "TLS: TLSV1_ALERT_PROTOCOL_VERSION"
+
+
+@pytest.mark.parametrize("tls", ["starttls", "implicit"])
+async def test_a_client_certificate_is_shown(authority: Authority, tmp_path: Path, tls: str) -> None:
+    own = authority.issue(tmp_path / "own", "DNS:client.test")
+    stranger = self_signed(tmp_path / "stranger", "DNS:client.test")
+    both = tmp_path / "both.pem"
+    both.write_bytes(own.file.read_bytes() + own.key.read_bytes())
+    demanding = authority.issue(tmp_path / "server", "IP:127.0.0.1")
+    demanding.context.load_verify_locations(authority.file)
     demanding.context.verify_mode = ssl.CERT_REQUIRED
     async with SmtpServer(tls=demanding.context, implicit_tls=tls == "implicit") as server:
-        settings = {"tls": tls, "ca_file": demanding.file}
-        key = own.file.with_name("key.pem")
-        assert (await send(server, **settings, client_certificate=own.file, client_key=key)).kind == "accepted"
-        assert (await send(server, **settings)).kind in ("account_fault", "not_offered")
+        settings = {"tls": tls, "ca_file": authority.file}
+        locked = {"client_key": encrypted(own.key, tmp_path / "locked.pem", "pw"), "client_key_password": "pw"}
+        for key in ({"client_key": own.key}, locked):
+            assert (await send(server, **settings, client_certificate=own.file, **key)).kind == "accepted"
+        assert (await send(server, **settings, client_certificate=both)).kind == "accepted"
+        served = len(server.mailbox.mails())
+        for wrong in ({}, {"client_certificate": stranger.file, "client_key": stranger.key}):
+            assert (await send(server, **settings, **wrong)).kind in ("account_fault", "not_offered")
+        assert (served, len(server.mailbox.mails())) == (3, 3)
 
 
 def test_files_that_cannot_be_used_are_named_with_their_setting(tmp_path: Path) -> None:
@@ -388,7 +570,7 @@ def test_files_that_cannot_be_used_are_named_with_their_setting(tmp_path: Path) 
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("nonsense", encoding="utf-8")
     missing = tmp_path / "missing.pem"
-    key = other.file.with_name("key.pem")
+    key = other.key
     for files, words in [
         ({"ca_file": missing}, f"ca_file: {missing} cannot be read: No such file"),
         ({"ca_file": nonsense}, f"ca_file: {nonsense} does not hold certificates in PEM"),
@@ -404,13 +586,7 @@ def test_files_that_cannot_be_used_are_named_with_their_setting(tmp_path: Path) 
 
 def test_an_encrypted_key_needs_its_password_and_nobody_is_asked(tmp_path: Path) -> None:
     own = self_signed(tmp_path, "DNS:a.test")
-    key = tmp_path / "encrypted.pem"
-    plain = tmp_path / "key.pem"
-    subprocess.run(
-        ["openssl", "pkcs8", "-topk8", "-in", plain, "-out", key, "-passout", "pass:pw"],
-        check=True,
-        capture_output=True,
-    )
+    key = encrypted(own.key, tmp_path / "encrypted.pem", "pw")
     settings: dict[str, Any] = {"host": "relay.example.org", "client_certificate": own.file, "client_key": key}
     SmtpTransport(SmtpSettings(**settings, client_key_password="pw"))
     for wrong in ({}, {"client_key_password": "no"}):
@@ -442,6 +618,8 @@ TOKEN = {"token_url": "https://login.example.org/token", "client_id": "i", "refr
         ({**TOKEN, "token_url": "http://login.example.org/token"}, "must be https"),
         ({**TOKEN, "tls": "none"}, "would go in clear"),
         ({"username": "u", "token_command": ["x"], "tls": "none"}, "would go in clear"),
+        ({"username": "u", "password": "p", "tls": "none"}, "would go in clear"),
+        ({"username": "u", "password": "p", "tls": "none", "auth": "cram-md5"}, "would go in clear"),
         ({"client_key": "k.pem"}, "needs client_certificate"),
         ({"client_certificate": "c.pem", "tls": "none"}, "in TLS only"),
     ],

@@ -510,8 +510,8 @@ def test_a_transport_of_another_package_is_found_by_its_entry_point(
     built: object = settings.build_transports(found)["default"]
     assert type(built).__name__ == "Pigeon"
     assert found.accounts["default"].options.model_dump() == {"token": SecretStr(SECRET), "loud": False}
-    assert "known are smtp, http, resend, postmark, bare, gone, pigeon" in refused(
-        file, '[accounts.a]\ntransport = "dove"\n'
-    )
+    known = refused(file, '[accounts.a]\ntransport = "dove"\n')
+    assert "known are smtp, http, resend, postmark, brevo, ses, sendgrid, mailgun, sparkpost, lettermint, " in known
+    assert "ahasend, mailjet, azure, bare, gone, pigeon" in known
     assert "pigeon_post:Bare has no settings_model" in refused(file, '[accounts.a]\ntransport = "bare"\n')
     assert "pigeon_post:Gone cannot be loaded" in refused(file, '[accounts.a]\ntransport = "gone"\n')

@@ -100,7 +100,10 @@ class Job:
     answer_seconds: float
     """How long to wait for the answer once offered."""
     envelope_id: str = ""
-    """What a bounce brings back (RFC 3461 4.4): the mail's id, printable ASCII; ``""``: none is asked for."""
+    """What a bounce brings back (RFC 3461 4.4): the mail's id and its proof, printable ASCII; ``""``: none is asked
+    for."""
+    own_return_path: bool = False
+    """Whether ``envelope_sender`` may give way to a return path of the mail's own (VERP): nobody chose it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from sendonce.activities.transports.base import Capability, Gate, Job, Mail, Rec
 from sendonce.activities.transports.http_answer import Answer
 from sendonce.activities.transports.http_client import HttpClient, same_origin
 from sendonce.activities.transports.json_fields import json_bytes
-from sendonce.outcome import AccountFault, AttemptResult, Reply, same_for_all
+from sendonce.outcome import AccountFault, AttemptResult, Outcome, Reply, same_for_all
 
 
 class AccountSettings(Protocol):
@@ -88,6 +88,10 @@ class HttpTransport(ABC):
     def secrets(self, provider_key: str) -> Mapping[str, str]:
         """The headers that are not pinned: credentials, and the key where it travels in a header."""
 
+    async def unpinned(self, job: Job) -> Mapping[str, str] | Outcome:
+        """:meth:`secrets` for this job, or why there are none: a provider may have to fetch them, or sign the bytes."""
+        return self.secrets(job.provider_key)
+
     @abstractmethod
     def classify(self, answer: Answer, recipients: tuple[Recipient, ...]) -> AttemptResult:
         """What an answer means for each of those who were offered. Pure."""
@@ -98,7 +102,10 @@ class HttpTransport(ABC):
         if not same_origin(job.rendering.url, self._url):
             text = "the request was pinned for another host, and these credentials are not for it: restore the URL"
             return same_for_all(ordinals, AccountFault(Reply(enhanced="url_changed", text=text)))
-        answer = await self._client.offer(job, gate, self.secrets(job.provider_key))
+        headers = await self.unpinned(job)
+        if not isinstance(headers, Mapping):
+            return same_for_all(ordinals, headers)
+        answer = await self._client.offer(job, gate, headers)
         if isinstance(answer, Answer):
             return self.classify(answer, job.recipients)
         return same_for_all(ordinals, answer)

@@ -18,6 +18,8 @@ no reply to the final dot                      ``Unanswered``
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sendonce.activities.transports.base import Capability, Gate, Job, Mail, Recipient, Rendering
 from sendonce.activities.transports.mime import render_mime
 from sendonce.activities.transports.smtp_connection import NoLine
@@ -26,6 +28,7 @@ from sendonce.activities.transports.smtp_settings import SmtpPoolSettings, SmtpS
 from sendonce.activities.transports.smtp_tls import client_context
 from sendonce.activities.transports.smtp_token import token_source
 from sendonce.activities.transports.smtp_transaction import Transaction
+from sendonce.dsn.proof import return_path
 from sendonce.outcome import AttemptResult, same_for_all
 
 __all__ = ["SmtpPoolSettings", "SmtpSettings", "SmtpTimeouts", "SmtpTransport"]
@@ -70,6 +73,8 @@ class SmtpTransport:
         What a used connection fails with before anything is offered says nothing about the mail: servers close idle
         connections and limit what one may send. The mail goes over a fresh one at once.
         """
+        if self.settings.bounces_to and job.own_return_path and job.envelope_id:
+            job = replace(job, envelope_sender=return_path(job.envelope_id, self.settings.bounces_to))
         fresh = False
         while True:
             try:

@@ -14,7 +14,9 @@ XOAUTH2         https://developers.google.com/workspace/gmail/imap/xoauth2-proto
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from aiosmtplib import SMTPAuthenticationError
@@ -22,12 +24,15 @@ from aiosmtplib.auth import auth_crammd5_verify, auth_login_encode, auth_plain_e
 
 from sendonce.activities.transports.smtp_settings import PASSWORD_MECHANISMS, TOKEN_MECHANISMS, SmtpSettings
 from sendonce.activities.transports.smtp_token import NoToken, TokenSource
-from sendonce.outcome import AccountFault, Outcome, Reply
+from sendonce.outcome import AccountFault, NotOffered, Outcome, Reply
 
 COMMAND_LIMIT = 512
 """Octets of a command line (RFC 5321 4.5.3.1.4). A longer first response waits for the server's 334 (RFC 4954 4)."""
 
 CANCEL = b"*"
+
+PASSWORD_CHANGE = 432
+"""The one 4xx that does not pass by itself: somebody has to change the password (RFC 4954 4.7.12)."""
 
 Answer = Callable[[str], bytes]
 """From the text of a 334 to the line that answers it."""
@@ -71,8 +76,8 @@ def choose(settings: SmtpSettings, offered: Sequence[str]) -> str:
 async def log_in(line: Line, tokens: TokenSource | None) -> Outcome | None:
     """Log in with what the settings hold; None when the server agreed, else what to make of it for every recipient.
 
-    A token that is refused is replaced once, as it may have been revoked before its time. Raises what
-    :meth:`Line.set_up` raises.
+    A token that is refused is replaced once, as it may have been revoked before its time. What the server says is
+    freed of secrets that it repeats. Raises what :meth:`Line.set_up` raises.
     """
     mechanism = choose(line.settings, line.auth_methods)
     if not mechanism:
@@ -92,8 +97,19 @@ async def log_in(line: Line, tokens: TokenSource | None) -> Outcome | None:
     return _fault(reply)
 
 
-def _fault(reply: Reply) -> AccountFault | None:
-    return None if reply.code == 235 else AccountFault(reply)
+def _fault(reply: Reply) -> Outcome | None:
+    """What the final reply means.
+
+    A 4xx (454 above all) says that the server cannot check anybody just now, and nothing of our credentials. It is
+    what a greeting of 4xx is: this try failed, the retry policy goes on, connections that are logged in serve on, and
+    many mails that fail so in a row pause the account as an outage. A pause at the first one would stop all mail, with
+    an alarm, for what the next connection may not even meet.
+    """
+    if reply.code == 235:
+        return None
+    if 400 <= reply.code <= 499 and reply.code != PASSWORD_CHANGE:
+        return NotOffered(reply)
+    return AccountFault(reply)
 
 
 def _missing(line: Line) -> str:
@@ -109,20 +125,39 @@ def _missing(line: Line) -> str:
 async def _exchange(line: Line, mechanism: str, answers: list[Answer]) -> Reply:
     """AUTH and every 334 that follows; the final reply. ``answers`` are used up in turn."""
     timeout = line.settings.timeouts.auth
+    said: list[bytes] = []
+
+    def say(answer: Answer, challenge: str) -> bytes:
+        said.append(answer(challenge))
+        return said[-1]
+
     words = [b"AUTH", mechanism.upper().encode()]
     # CRAM-MD5 has no first response: the server speaks first.
-    if mechanism != "cram-md5" and len(b" ".join(words)) + len(first := answers[0]("")) + 3 <= COMMAND_LIMIT:
-        words.append(first)
+    if mechanism != "cram-md5" and len(b" ".join(words)) + len(answers[0]("")) + 3 <= COMMAND_LIMIT:
+        words.append(say(answers[0], ""))
         answers = answers[1:]
     reply, text = await line.set_up(*words, timeout=timeout)
     for answer in answers:
         if reply.code != 334:
-            return reply
-        reply, text = await line.set_up(answer(text), timeout=timeout)
+            break
+        reply, text = await line.set_up(say(answer, text), timeout=timeout)
     if reply.code == 334:
         # It wants more than the mechanism has to say; it answers 501 (RFC 4954 4).
         reply, _ = await line.set_up(CANCEL, timeout=timeout)
-    return reply
+    return replace(reply, text=_without(reply.text, said, line.settings))
+
+
+def _without(text: str, said: Sequence[bytes], settings: SmtpSettings) -> str:
+    """Some servers repeat what they refuse, and the reply is stored: what was said is taken out, encoded and plain."""
+    lines = [line for line in said if line != CANCEL]
+    # NUL and ^A stand between the parts of PLAIN, XOAUTH2 and OAUTHBEARER.
+    parts = [part for line in lines for part in re.split(b"[\x00\x01]", base64.b64decode(line))]
+    parts += [part.removeprefix(b"auth=Bearer ") for part in parts]
+    secrets = {each.decode() for each in (*lines, *parts, *map(base64.b64encode, parts))}
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) > 3 and secret not in (settings.username, settings.host):
+            text = text.replace(secret, "***")
+    return text
 
 
 def _with_password(mechanism: str, settings: SmtpSettings) -> list[Answer]:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
 
+from aiosmtplib import SMTPReadTimeoutError
+
+from sendonce.activities.transports.doctor_step import advise_on_certificate
 from sendonce.activities.transports.smtp_connection import NoLine
 from sendonce.activities.transports.smtp_settings import SmtpSettings
 
-_VERIFY = {
-    9: "the certificate is not valid yet: check this machine's clock",
-    10: "the certificate has expired: the server's operator must renew it",
-    18: "the certificate is self-signed: set ca_file to a copy of it that you trust",
-    19: "it is signed by a private authority: set ca_file to that authority's certificate",
-    20: "its issuer is not known here: set ca_file for a private one; else the server leaves out an intermediate",
-    21: "its issuer is not known here: set ca_file for a private one; else the server leaves out an intermediate",
-    62: "the certificate is for another name: set host to a name that it holds",
-    64: "the certificate is for another address: set host to a name that it holds",
-}
-"""By OpenSSL's code (``X509_V_ERR_…``, https://docs.openssl.org/3.0/man3/X509_STORE_CTX_get_error/)."""
-
 _LOG_IN = {
+    421: "the server ends the connection: try later; its log says why",
     432: "the server wants the password changed first (RFC 4954 6)",
     454: "the server cannot check it now: try later",
     504: "the server does not take this mechanism: set auth to another one",
@@ -29,53 +22,80 @@ _LOG_IN = {
     538: "the server wants TLS before a log-in: set tls = 'starttls'",
 }
 
+_SOURCE = {
+    "token_command": "run token_command by hand, as the user that the worker runs as",
+    "token_url": "check token_url, client_id, client_secret and refresh_token; invalid_grant: grant access anew",
+    "auth_missing": "check host and port, or set auth and credentials to what the server offers",
+}
+
+_CLIENT = "set client_certificate (and client_key) to one that the server's operator gave you"
+_MAYBE_CLIENT = "the server broke it off, and its log says why; if it asks for a client certificate, set one"
+_STARTTLS = "the port does not start with TLS: set tls = 'starttls' (usually port 587), or check port"
+
 
 def advise(step: str, error: NoLine, settings: SmtpSettings) -> str:
     """What to do, in a sentence or two."""
-    reply, cause = error.outcome.reply, error.__cause__
+    reply, causes = error.outcome.reply, list(_causes(error))
     match step:
-        case "tcp":
-            return (
-                "check host and port, and that no firewall is in between; many networks block port 25. If connecting "
-                "works and TLS stalls, the port may be one for tls = 'starttls'"
-                if settings.tls == "implicit"
-                else "check host and port, and that no firewall is in between; many networks block port 25"
-            )
+        case "tls":
+            return _tls(reply.enhanced, causes)
+        case _ if asks_for_certificate(causes):
+            return _CLIENT
         case "greeting" if reply.code:
             return "the server turns this machine away: its operator knows why"
-        case "greeting":
+        case "greeting" if settings.tls == "implicit":
+            return _MAYBE_CLIENT
+        case "greeting" if any(isinstance(cause, SMTPReadTimeoutError) for cause in causes):
             return "the port may want TLS from the first octet: set tls = 'implicit' (usually port 465), or check port"
+        case "greeting":
+            return "check host and port; a server that turns this machine away may hang up too: its log says why"
         case "ehlo" if reply.code:
             return "the server does not like how it is greeted: set ehlo_name to this machine's full host name"
-        case "tls":
-            return _tls(reply.enhanced, cause)
         case "auth":
-            return _LOG_IN.get(reply.code) or _source(reply.enhanced)
+            return _SOURCE.get(reply.enhanced) or _LOG_IN.get(reply.code) or "the server's log says why"
         case _:
-            return (
-                "the server hung up: if it asks for a client certificate set client_certificate, else its log says why"
-            )
+            return "the server hung up or fell silent: its log says why"
 
 
-def _tls(code: str, cause: BaseException | None) -> str:
+def asks_for_certificate(causes: list[BaseException]) -> bool:
+    """True when the server said that it wants a client certificate (RFC 8446 6.2), which it can after the handshake."""
+    return any(isinstance(cause, ssl.SSLError) and "CERTIFICATE_REQUIRED" in str(cause.reason) for cause in causes)
+
+
+def broke_handshake(error: NoLine) -> bool:
+    """True when TCP stood, and what failed with it was the handshake of implicit TLS."""
+    # asyncio says ConnectionAbortedError when a handshake takes too long, and ConnectionResetError when it is cut.
+    cut = (ssl.SSLError, ConnectionAbortedError, ConnectionResetError)
+    return any(isinstance(cause, cut) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause = error.__cause__
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _tls(code: str, causes: list[BaseException]) -> str:
     if code == "starttls_missing":
         return "set tls = 'implicit' (usually port 465), or port to the server's port for submission (usually 587)"
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return _VERIFY.get(cause.verify_code, "the certificate cannot be verified: ask the server's operator")
-    if isinstance(cause, ssl.SSLError) and cause.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
-        return "the port does not start with TLS: set tls = 'starttls' (usually port 587), or check port"
-    if isinstance(cause, ssl.SSLError) and "PROTOCOL" in (cause.reason or ""):
+    for cause in causes:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return advise_on_certificate(cause)
+        if isinstance(cause, ConnectionAbortedError):
+            return _STARTTLS
+        if isinstance(cause, ssl.SSLError):
+            return _handshake(str(cause.reason))
+    return _MAYBE_CLIENT
+
+
+def _handshake(reason: str) -> str:
+    if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        return _STARTTLS
+    if "CERTIFICATE_REQUIRED" in reason:
+        return _CLIENT
+    if "PROTOCOL" in reason:
         return "the server offers nothing as new as TLS 1.2: it must be updated"
-    return "the server broke the handshake off: if it asks for a client certificate set client_certificate"
-
-
-def _source(code: str) -> str:
-    match code:
-        case "token_command":
-            return "run token_command by hand, as the user that the worker runs as"
-        case "token_url":
-            return "check token_url, client_id, client_secret and refresh_token; invalid_grant: grant access anew"
-        case "auth_missing":
-            return "check host and port, or set auth and credentials to what the server offers"
-        case _:
-            return "the server's log says why"
+    if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
+        return "the server does not take the certificate that it was shown: check client_certificate"
+    return _MAYBE_CLIENT

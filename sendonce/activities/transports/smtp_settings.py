@@ -9,8 +9,12 @@ import re
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from sendonce.checks import envelope_mailbox
+from sendonce.dsn.proof import MAC_CHARACTERS, return_path
 
 USUAL_PORT = {"none": 25, "starttls": 587, "implicit": 465}
 """RFC 5321 4.5.4.2, RFC 6409 3.1, RFC 8314 3.3."""
@@ -104,6 +108,10 @@ class SmtpSettings(BaseModel):
     """Send sender, recipients and DATA in one go where the server offers it (RFC 2920)."""
     dsn: bool = True
     """Ask for bounces that name the mail, where the server offers it (RFC 3461)."""
+    bounces_to: str | None = Field(None, max_length=254)
+    """A mailbox for bounces, such as ``bounces@example.com``, that takes mail with an extension too: each mail's return
+    path is then its own, ``bounces+…@example.com`` (VERP), and proves which mail a bounce is about. None: the sender's
+    mailbox. A mail's own ``envelope_sender`` wins."""
     account_faults: tuple[str, ...] = ()
     """Replies that are the account's fault at this relay, though elsewhere they are the mail's: command, code and
     optionally the enhanced code, as in ``"rcpt 554 5.7.1"`` (a relay that has forgotten us) or ``"dot 554 5.2.2"`` (the
@@ -116,6 +124,14 @@ class SmtpSettings(BaseModel):
         if username is not None and not username.isprintable():
             raise ValueError("username holds control characters")
         return username
+
+    @field_validator("bounces_to")
+    @classmethod
+    def _holds_a_proof(cls, mailbox: str | None) -> str | None:
+        if mailbox is not None:
+            mailbox = envelope_mailbox(mailbox)
+            return_path(f"{UUID(int=0)}.{'a' * MAC_CHARACTERS}", mailbox)
+        return mailbox
 
     @field_validator("account_faults")
     @classmethod

@@ -164,23 +164,45 @@ def token_source(settings: SmtpSettings) -> TokenSource | None:
 
 async def _output_of(command: tuple[str, ...]) -> tuple[bytes, int]:
     """Standard output and exit code. The process and its children are killed if this is cancelled."""
-    nowhere = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=nowhere, stdout=asyncio.subprocess.PIPE, stderr=nowhere, start_new_session=True
-    )
+    process = await _started(command)
     assert process.stdout is not None
+    over = False
     try:
         output = bytearray()
         while part := await process.stdout.read(4096):
             output += part
             if len(output) > OUTPUT_LIMIT:
                 return b"", 0
-        return bytes(output), await process.wait()
+        code = await process.wait()
+        over = True
+        return bytes(output), code
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        if not over:
+            await _kill(process)
+
+
+async def _started(command: tuple[str, ...]) -> asyncio.subprocess.Process:
+    nowhere = asyncio.subprocess.DEVNULL
+    starting = asyncio.create_task(
+        asyncio.create_subprocess_exec(
+            *command, stdin=nowhere, stdout=asyncio.subprocess.PIPE, stderr=nowhere, start_new_session=True
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # asyncio would kill the program, and leave the children that it already has.
+        with contextlib.suppress(OSError, ValueError):
+            await _kill(await starting)
+        raise
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    # The program itself may have ended, and a child of it hold the output open.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is None:
+        await process.wait()
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -12,6 +12,9 @@ CREATE TABLE sendonce.installation (
         CONSTRAINT ck_installation_one CHECK (one),
     id              uuid NOT NULL DEFAULT gen_random_uuid(),
     notify          boolean NOT NULL DEFAULT true,
+    -- What proves that a bounce is about a mail of ours. The first one makes proofs, all of them verify.
+    secrets         bytea[] NOT NULL DEFAULT ARRAY[sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()))]
+        CONSTRAINT ck_installation_secrets CHECK (cardinality(secrets) > 0),
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 INSERT INTO sendonce.installation DEFAULT VALUES;

@@ -66,8 +66,7 @@ class Upkeep:
     ) -> None:
         """``lanes`` are all of the installation, ``served`` those of this process."""
         self._terms = {
-            name: Terms(lanes, worker, all_or_nothing=one.capability.all_or_nothing)
-            for name, one in transports.items()
+            name: Terms(lanes, worker, all_or_nothing=one.capability.all_or_nothing) for name, one in transports.items()
         }
         self._store = store
         self._served = list(served)

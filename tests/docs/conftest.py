@@ -96,7 +96,7 @@ PAGES = {
         "README.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",
-        *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+        *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
     )
 }
 

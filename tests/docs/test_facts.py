@@ -15,7 +15,9 @@ from pydantic import BaseModel, SecretStr
 
 from sendonce import checks, message, outcome
 from sendonce.activities.inflight import lease_margin
+from sendonce.activities.transports.capability_table import capability_table
 from sendonce.activities.transports.http_settings import USUAL_BODY, GatewaySettings
+from sendonce.activities.transports.smtp import SmtpTransport
 from sendonce.activities.transports.smtp_replies import refusal
 from sendonce.activities.transports.smtp_settings import SmtpPoolSettings, SmtpSettings, SmtpTimeouts
 from sendonce.cli import app
@@ -207,6 +209,19 @@ def test_what_an_smtp_reply_means(pages: dict[str, Page]) -> None:
             )
             assert shown == row["what it means"], (at, row["reply"])
     assert {at for row in documented for at in row["in answer to"].split()} == {"mail", "rcpt", "data", "dot"}
+
+
+def test_the_table_of_providers_is_that_of_their_pages(pages: dict[str, Page]) -> None:
+    # Each page's own row is compared with the code in the provider's test.
+    shown = [line for line in pages["docs/providers.md"].text.splitlines() if line.startswith("| ")]
+    for name, page in pages.items():
+        provider = name.removeprefix("docs/providers/").removesuffix(".md")
+        if provider != name:
+            rows = [line for line in page.text.splitlines() if re.match(rf"\| {provider}\b", line)]
+            assert rows
+            assert all(row in shown for row in rows), name
+            assert f"| `{provider}` |" in pages["docs/providers.md"].text
+    assert capability_table({"smtp": SmtpTransport.capability}).splitlines()[-1] in shown
 
 
 def test_the_numbers_in_the_text(pages: dict[str, Page]) -> None:

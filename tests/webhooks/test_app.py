@@ -169,6 +169,7 @@ async def test_cloud_events_are_asked_for(open_door: OpenDoor) -> None:
     answer = await door.request("OPTIONS", "/webhooks/main?secret=guessed", headers=origin)
     assert answer.status_code == 401
     assert "WebHook-Allowed-Origin" not in answer.headers
+    assert (await door.request("OPTIONS", f"/webhooks/main?secret={SECRET}")).status_code == 405
 
 
 # Over a connection ------------------------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ class AhaSendTransport(HttpTransport):
 
     settings_model = AhaSendSettings
     capability = Capability(
+        webhook="deliveries, delays, bounces, complaints",
         key="header Idempotency-Key",
         replay="the first answer, marked as stored",
         look_up="tag",

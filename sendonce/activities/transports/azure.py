@@ -122,6 +122,7 @@ class AzureTransport(HttpTransport):
 
     settings_model = AzureSettings
     capability = Capability(
+        webhook="deliveries, delays, bounces, complaints",
         key="header Repeatability-Request-Id",
         key_format="uuid",
         replay="the first answer's status, for 5 minutes",

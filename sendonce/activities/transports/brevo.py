@@ -105,6 +105,7 @@ class BrevoTransport(HttpTransport):
 
     settings_model = BrevoSettings
     capability = Capability(
+        webhook="deliveries, delays, bounces, complaints",
         key=f"body headers.{_KEY}",
         key_format="uuid",
         key_assumed=True,

@@ -97,6 +97,7 @@ class LettermintTransport(HttpTransport):
     def capability(self) -> Capability:
         """As documented, 2026-08; asking takes a team's token."""
         return Capability(
+            webhook="deliveries, delays, bounces, complaints",
             key="header Idempotency-Key",
             replay="the first answer, with the same id",
             look_up="tag" if self.settings.team_token else "",

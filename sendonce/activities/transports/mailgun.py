@@ -77,7 +77,13 @@ class MailgunTransport(HttpTransport):
     """One sending domain at Mailgun."""
 
     settings_model = MailgunSettings
-    capability = Capability(look_up="Message-ID", look_up_lag=1800, keeps_message_id=True, takes_mime=True)
+    capability = Capability(
+        webhook="deliveries, delays, bounces, complaints",
+        look_up="Message-ID",
+        look_up_lag=1800,
+        keeps_message_id=True,
+        takes_mime=True,
+    )
     """As documented, 2026-09."""
 
     def __init__(self, settings: MailgunSettings, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:

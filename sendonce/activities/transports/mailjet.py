@@ -93,7 +93,12 @@ class MailjetTransport(HttpTransport):
     """One Mailjet account."""
 
     settings_model = MailjetSettings
-    capability = Capability(look_up="CustomID", keeps_message_id=False, per_recipient=True)
+    capability = Capability(
+        webhook="deliveries, delays, bounces, complaints",
+        look_up="CustomID",
+        keeps_message_id=False,
+        per_recipient=True,
+    )
     """As documented, 2026-08."""
 
     def __init__(self, settings: MailjetSettings, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:

@@ -99,7 +99,7 @@ class PostmarkTransport(HttpTransport):
     """One Postmark server."""
 
     settings_model = PostmarkSettings
-    capability = Capability(look_up="metadata", per_recipient=True)
+    capability = Capability(webhook="deliveries, delays, bounces, complaints", look_up="metadata", per_recipient=True)
     """As documented, 2026-08. Whether ``X-PM-KeepID`` works over this API is documented for SMTP only."""
 
     def __init__(self, settings: PostmarkSettings, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:

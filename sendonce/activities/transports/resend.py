@@ -76,6 +76,7 @@ class ResendTransport(HttpTransport):
 
     settings_model = ResendSettings
     capability = Capability(
+        webhook="deliveries, delays, bounces, complaints",
         key="header Idempotency-Key",
         replay="the first answer, with the same id",
         keeps_message_id=False,

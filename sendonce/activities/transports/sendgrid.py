@@ -95,7 +95,10 @@ class SendGridTransport(HttpTransport):
     @property
     def capability(self) -> Capability:
         """As documented, 2026-01. Our Message-ID is sent; what becomes of it is not documented."""
-        return Capability(look_up="custom argument" if self.settings.email_activity else "")
+        return Capability(
+            webhook="deliveries, delays, bounces, complaints",
+            look_up="custom argument" if self.settings.email_activity else "",
+        )
 
     @property
     def key_window(self) -> None:

@@ -175,7 +175,7 @@ class SesTransport(HttpTransport):
     """One AWS account in one region."""
 
     settings_model = SesSettings
-    capability = Capability(keeps_message_id=False, takes_mime=True)
+    capability = Capability(webhook="deliveries, delays, bounces, complaints", keeps_message_id=False, takes_mime=True)
     """As documented, 2026-08."""
 
     def __init__(self, settings: SesSettings, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:

@@ -116,6 +116,7 @@ class SparkPostTransport(HttpTransport):
     def capability(self) -> Capability:
         """As documented, 2026-08."""
         return Capability(
+            webhook="deliveries, delays, bounces, complaints",
             key="header Idempotency-Key",
             replay="the first answer, marked as replayed",
             look_up="campaign" if self.settings.campaigns else "",

@@ -23,6 +23,8 @@ from sendonce.message import DEFAULT_ACCOUNT
 
 T = TypeVar("T")
 
+DRY_RUN = "dry run: give --yes"
+
 Because = Annotated[
     str | None, typer.Option("--because", metavar="TEXT", help="Why; it is kept with who and when. No personal data.")
 ]
@@ -104,9 +106,14 @@ def resolve(
             left_out = [one.key for one in there if askable and not one.look_ups]
         for key in left_out:
             _say(key, account, decision, "its provider has not been asked yet: wait for the look-up", as_json)
+        if not mails and not as_json:
+            typer.echo("there is nothing to decide")
         if all_unknown and not yes:
             for _, key in mails:
-                _say(key, account, decision, "dry run: give --yes", as_json)
+                if as_json:
+                    _say(key, account, decision, DRY_RUN, as_json)
+                else:
+                    typer.echo(f"{key}: would be called {decision} ({DRY_RUN})")
             return True
         done = True
         for email_id, key in mails:

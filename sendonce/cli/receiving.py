@@ -47,6 +47,9 @@ def _receivers(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     from sendonce.store.events import Terms
 
     try:
+        # Imported here for their own imports: a package that is missing is said before anything runs.
+        import sendonce.webhooks.app
+        import sendonce.webhooks.serving  # noqa: F401
         from sendonce.webhooks.registry import make_receiver
     except ImportError as error:
         raise ConfigurationError(

@@ -42,6 +42,9 @@ FAULTS = {
     "the greeting is 554": Fault(lambda: m.answer("connect", 554)),
     "EHLO is refused with 550": Fault(lambda: m.answer("ehlo", 550)),
     "no STARTTLS where it is required": Fault(settings={"tls": "starttls"}),
+    "the log-in is answered 454": Fault(
+        lambda: m.answer("auth", 454, "4.7.0 later"), settings={"username": "shop", "password": "right"}
+    ),
     "the log-in is refused with 535": Fault(
         lambda: m.answer("auth", 535, "5.7.8 no"), settings={"username": "shop", "password": "wrong"}
     ),

@@ -3,9 +3,9 @@
 =============================================  ======================================================
 what happened                                  outcome
 =============================================  ======================================================
-no connection, no name, greeting 4xx           ``NotOffered`` for all
+no connection, no name, greeting or AUTH 4xx   ``NotOffered`` for all
 greeting or EHLO 5xx, no STARTTLS, bad         ``AccountFault`` for all
-certificate, AUTH refused, 530 534 535 538
+certificate, AUTH 5xx, 530 534 535 538
 MAIL refused                                   4xx ``Deferred``, 5xx ``Refused`` for all
 RCPT refused                                   4xx ``Deferred``, 5xx ``Refused`` for that recipient
 too many recipients (452, 552)                 ``Deferred`` for those beyond the limit

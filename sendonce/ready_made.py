@@ -57,16 +57,21 @@ def read_ready_made(data: bytes, *, named: bool) -> ReadyMade:
     fields, body = _fields(lines)
     if not named and any(name.startswith("resent-") for name, _ in fields):
         raise _wrong("it was resent (Resent-…): say with recipients who gets it")
-    message = email.message_from_bytes(_joined(fields) + body, policy=email.policy.default)
-    found = {name: _addresses(message, name) for name in ("From", "To", "Cc", "Bcc", "Reply-To")}
+    try:
+        message = email.message_from_bytes(_joined(fields) + body, policy=email.policy.default)
+        found = {name: _addresses(message, name) for name in ("From", "To", "Cc", "Bcc", "Reply-To")}
+        _well_formed(message)
+        texts = {name: _text(message, name) for name in ("Message-ID", "Subject")}
+    except (IndexError, AttributeError, TypeError, KeyError, LookupError, RecursionError):
+        # The standard library's reader fails so on some broken headers (To: <), though it means to report them.
+        raise _wrong("a header cannot be read") from None
     if len(found["From"]) != 1:
         raise _wrong("From must name one mailbox")
-    _well_formed(message)
     kept = [(name, line) for name, line in fields if name not in _LEAVES]
-    message_id = _text(message, "Message-ID").strip() or None
+    message_id = texts["Message-ID"].strip() or None
     if message_id is not None and not _MESSAGE_ID.fullmatch(message_id):
         raise _wrong("Message-ID must be <id@domain>, at most 240 characters (RFC 5322 3.6.4)")
-    subject = " ".join(_text(message, "Subject").split())
+    subject = " ".join(texts["Subject"].split())
     return ReadyMade(
         _joined(kept) + body,
         found["From"][0],
@@ -107,8 +112,8 @@ def _fields(data: bytes) -> tuple[list[tuple[str, bytes]], bytes]:
         raise _wrong(f"the header section must be at most {HEADER_LIMIT} octets long")
     if not head.isascii():
         raise _wrong("the header section must be ASCII: write other characters as encoded words (RFC 2047)")
-    # A search stops at the first; a list of a large mail's lines would be large too.
-    if (long := re.search(rb"[^\n]{%d}" % (LINE_LIMIT + 2), data)) is not None:
+    # Anchored, or every octet of a large mail would begin a search of its own.
+    if (long := re.search(rb"(?m)^[^\n]{%d}" % (LINE_LIMIT + 2), data)) is not None:
         where = data.count(b"\n", 0, long.start()) + 1
         raise _wrong(
             f"line {where} is longer than {LINE_LIMIT} octets: use quoted-printable or base64 (RFC 5322 2.1.1)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -165,6 +166,9 @@ class Transmission:
             transport.capability.key_format,
         )
         slot = transport.slot(claimed.generation)
+        if slot != MIME_SLOT:
+            # A request names whom it goes to: another envelope is another request, also before anything was offered.
+            slot = f"{slot}:{_named(envelope)}"
         if claimed.pins is not None:
             key, slot = claimed.pins.provider_key, claimed.pins.slot
         content = claimed.content if slot == MIME_SLOT else means.guard.content(claimed.content)
@@ -283,6 +287,11 @@ def _invalid(ordinals: tuple[int, ...], error: InvalidEmail) -> AttemptResult:
 
 def _rendering(pinned: Pinned) -> Rendering:
     return Rendering(pinned.body, pinned.method, pinned.url, pinned.headers)
+
+
+def _named(envelope: Envelope) -> str:
+    names = ",".join(f"{recipient.ordinal}={recipient.mailbox}" for recipient in envelope.recipients)
+    return hashlib.sha256(names.encode()).hexdigest()[:12]
 
 
 def _envelope_sender(content: OutgoingEmail) -> str:

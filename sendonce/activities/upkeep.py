@@ -15,7 +15,7 @@ from sendonce.activities.transports.base import Transport
 from sendonce.policy import LanePolicy
 from sendonce.store import Store
 from sendonce.store.alarms import Alarm
-from sendonce.store.events import Terms
+from sendonce.store.events import JOIN_SECONDS, PARKED_SECONDS, Terms
 from sendonce.workflows.port import Wake, workflow_id
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ alarm_logger = logging.getLogger("sendonce.alarms")
 UPKEEP_SECONDS = 5.0
 WAKE_SECONDS = 1.0
 """Between two looks for workflows to wake: somebody may be watching."""
+LONG_LOOK = 120
+"""Of so many looks for a mail that an event belongs to, one goes back as far as events are kept."""
 STUCK_SECONDS = 60.0
 """A round that takes longer is given up and said to be stuck."""
 
@@ -68,6 +70,7 @@ class Upkeep:
         self._terms = {
             name: Terms(lanes, worker, all_or_nothing=one.capability.all_or_nothing) for name, one in transports.items()
         }
+        self._rounds = 0
         self._store = store
         self._served = list(served)
         self._poker = poker
@@ -86,8 +89,10 @@ class Upkeep:
             await self._poker.wake(workflow_id(row.key, row.account), Wake())
 
     async def join_events(self) -> None:
-        """Events that came before their mail had its provider's id."""
-        await self._store.join_parked_events(self._terms, Terms(self._lanes, self._worker))
+        """Events that came before their mail had its provider's id: usually by seconds, now and then by hours."""
+        within = PARKED_SECONDS if self._rounds % LONG_LOOK == 0 else JOIN_SECONDS
+        self._rounds += 1
+        await self._store.join_parked_events(self._terms, Terms(self._lanes, self._worker), within=within)
 
     async def deliver_alarms(self) -> None:
         """Log the alarms that nobody has logged yet."""

@@ -7,7 +7,6 @@ import getpass
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
@@ -67,7 +66,7 @@ def resolve(
 
     The decision is kept with each mail: who, when and why. The worker goes on within a second or two. With --all,
     mails whose provider can be asked and has not been asked yet are left out.
-    JSON: one object for each mail: key, account, decision, done, why (not).
+    JSON: one object for each mail: key, account, decision, done, why (not), stage (now).
     """
     from sendonce.store import decisions, reading
 
@@ -100,8 +99,7 @@ def resolve(
     async def run(connection: Any) -> bool:
         mails, left_out = show_first_result, []
         if all_unknown:
-            before = datetime.now(UTC) - timedelta(minutes=older_than)
-            there = await decisions.undecided(connection, account, before=before)
+            there = await decisions.undecided(connection, account, older_than=older_than * 60)
             mails = [(one.id, one.key) for one in there if one.look_ups or not askable]
             left_out = [one.key for one in there if askable and not one.look_ups]
         for key in left_out:
@@ -121,7 +119,8 @@ def resolve(
                 connection, email_id, decision, lanes=found.lanes, actor=actor(), because=because or ""
             )
             done = done and not why
-            _say(key, account, decision, decisions.REFUSALS[why] if why else "", as_json)
+            stage = "" if why else await decisions.stage_of(connection, email_id)
+            _say(key, account, decision, decisions.REFUSALS[why] if why else "", as_json, stage)
         return done
 
     show_first_result = show_first()
@@ -139,13 +138,22 @@ def _askable(found: Any, account: str) -> bool:
     return bool(transport.capability.look_up)
 
 
-def _say(key: str, account: str, decision: str, why: str, as_json: bool) -> None:
+def _say(key: str, account: str, decision: str, why: str, as_json: bool, stage: str = "") -> None:
     if as_json:
-        print_json({"key": key, "account": account, "decision": decision, "done": not why, "why": why or None})
+        print_json(
+            {
+                "key": key,
+                "account": account,
+                "decision": decision,
+                "done": not why,
+                "why": why or None,
+                "stage": stage or None,
+            }
+        )
     elif why:
         complain(f"{key}: {why}")
     else:
-        typer.echo(f"{key}: {decision}, recorded")
+        typer.echo(f"{key}: {decision}, recorded; it is {stage} now")
 
 
 suppressions_app = typer.Typer(no_args_is_help=True, help="The addresses that an account must not write to.")

@@ -132,6 +132,7 @@ def _content(account: AccountSettings, to: str, sender: str | None) -> OutgoingE
 
 async def _send(found: Settings, transport: Transport, content: OutgoingEmail) -> Step:
     from sendonce.activities.redirect import Guard
+    from sendonce.activities.transmission import MIME_SLOT
     from sendonce.activities.transports.base import Job, Mail
     from sendonce.activities.transports.doctor_step import Step
     from sendonce.outcome import Accepted
@@ -140,10 +141,14 @@ async def _send(found: Settings, transport: Transport, content: OutgoingEmail) -
     safety = found.safety
     domains = None if safety.allowed_domains is None else frozenset(safety.allowed_domains)
     everyone = [EnvelopeRecipient(n, mailbox) for n, mailbox in enumerate(content.recipients())]
-    recipients = Guard(safety.redirect_all_to, domains).envelope(everyone).recipients
+    guard = Guard(safety.redirect_all_to, domains)
+    recipients = guard.envelope(everyone).recipients
     if not recipients:
         return Step("send", "fail", "[safety] does not let mail go to that address", "give another --to")
     domain = content.sender.mailbox.rpartition("@")[2]
+    if transport.slot(1) != MIME_SLOT:
+        # A request names whom it goes to.
+        content = guard.content(content)
     mail = Mail(content.key, content.key, content.account, f"<{content.key}@{domain}>", datetime.now(UTC), content)
     rendering = transport.render(mail, recipients, content.key)
     job = Job(rendering, content.sender.mailbox, recipients, content.key, ANSWER_SECONDS)

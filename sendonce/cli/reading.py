@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,9 @@ from sendonce.cli.base import ConfigOption, JsonOption, RevealOption, app
 from sendonce.cli.output import mask, mask_addresses, print_fields, print_json, print_table, progress
 from sendonce.message import DEFAULT_ACCOUNT
 from sendonce.stages import Stage
-from sendonce.store import reading
+
+if TYPE_CHECKING:
+    from sendonce.store import reading
 
 _LIST_COLUMNS = ("key", "account", "lane", "stage", "attempts", "created_at", "next_attempt_at", "last_code", "note")
 
@@ -31,6 +33,8 @@ def list_(
     JSON: id, key, account, lane, stage, partial, maybe_accepted, attempts, created_at, next_attempt_at, final_at,
     held_why, last_code, last_enhanced.
     """
+    from sendonce.store import reading  # SQLAlchemy: a second that other commands need not wait
+
     url = settings.load(config, with_accounts=False).database_url
     with progress("reading the store"), reading.reading(url) as connection:
         mails = reading.mails(connection, stages=stage or (), lane=lane, account=account, limit=limit)
@@ -65,6 +69,8 @@ def show(
     evidence, events, alarms. Without --reveal the subject and reply texts are null and addresses are masked.
     A mail that retention has emptied has forgotten = true, and only id, key, account and created_at.
     """
+    from sendonce.store import reading  # SQLAlchemy: a second that other commands need not wait
+
     url = settings.load(config, with_accounts=False).database_url
     with progress("reading the store"), reading.reading(url) as connection:
         found = reading.story(connection, account, key)
@@ -132,6 +138,8 @@ def alarms(
 
     JSON: id, at, kind, email_id, key, account, detail, delivered_at, closed (always false here).
     """
+    from sendonce.store import reading  # SQLAlchemy: a second that other commands need not wait
+
     url = settings.load(config, with_accounts=False).database_url
     with progress("reading the store"), reading.reading(url) as connection:
         found = reading.open_alarms(connection, limit=limit)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import psycopg
 import typer
-from sqlalchemy.exc import DBAPIError
 
 from sendonce import settings
 from sendonce.cli import logs
@@ -41,7 +40,9 @@ def migrate(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     JSON: one object, before (null when there was no schema), after, changed.
     """
-    # Alembic is loaded by this command only.
+    # SQLAlchemy and Alembic are loaded by this command only.
+    from sqlalchemy.exc import DBAPIError
+
     from sendonce.store.migrate import migrate as upgrade
 
     url = settings.load(config, with_accounts=False).database_url

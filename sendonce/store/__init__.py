@@ -344,10 +344,12 @@ class Store:
         async with self._connection() as conn:
             return await events.record(conn, account, found, terms, proven=proven)
 
-    async def join_parked_events(self, terms: Mapping[str, events.Terms], default: events.Terms) -> int:
-        """Join events that came before their mail had its provider id; how many."""
+    async def join_parked_events(
+        self, terms: Mapping[str, events.Terms], default: events.Terms, *, within: float = events.JOIN_SECONDS
+    ) -> int:
+        """Join events of the last ``within`` seconds that came before their mail had its provider id; how many."""
         async with self._connection() as conn:
-            return await events.join_parked(conn, terms, default)
+            return await events.join_parked(conn, terms, default, within=within)
 
     async def bounce_secrets(self) -> tuple[bytes, ...]:
         """What proves that a bounce is about a mail of ours; the first one makes proofs."""

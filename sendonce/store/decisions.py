@@ -13,7 +13,7 @@ from psycopg.rows import class_row
 
 from sendonce.policy import LanePolicy
 from sendonce.stages import Proof, RecipientStage, Stage
-from sendonce.store import wakes
+from sendonce.store import suppressions, wakes
 from sendonce.store.conclude import load
 from sendonce.store.facts import record_evidence
 from sendonce.store.sweeps import lane_of
@@ -23,6 +23,7 @@ Decision = Literal["sent", "not-sent", "resend"]
 REFUSALS = {
     "missing": "there is no such mail",
     "not_unknown": "it is not unknown: there is nothing to decide",
+    "suppressed": "a recipient is on the suppression list: take the address off it first",
     "stopped": "it was cancelled or has expired: it may be called sent or not sent, but not be sent again",
 }
 """Why a decision was not taken, in words."""
@@ -55,6 +56,8 @@ async def decide(
         )
         if decision == "resend" and stopped:
             return "stopped"
+        if decision == "resend" and await suppressions.any_listed(conn, row):
+            return "suppressed"
         await conn.execute(
             "INSERT INTO sendonce.transition (email_id, at, from_stage, to_stage, cause, actor, because)"
             " VALUES (%s, %s, %s, %s, %s, %s, %s)",
@@ -67,6 +70,11 @@ async def decide(
                 {"now": row["now"], "id": email_id},
             )
         else:
+            # Nobody could try it meanwhile: its age stood still.
+            await conn.execute(
+                "UPDATE sendonce.email SET pause_base = pause_base - (%s - unknown_since) WHERE id = %s",
+                [row["now"], email_id],
+            )
             proofs = [
                 Proof(recipient["ordinal"], decision == "sent", row["generation"])
                 for recipient in mail.recipients
@@ -98,14 +106,20 @@ class Undecided:
 
 
 async def undecided(
-    conn: AsyncConnection[Any], account: str, *, before: datetime | None = None, limit: int = 1000
+    conn: AsyncConnection[Any], account: str, *, older_than: float = 0.0, limit: int = 100_000
 ) -> list[Undecided]:
-    """The account's unknowns, the oldest first; ``before``: those that have been so since then or longer."""
+    """The account's unknowns, the oldest first; ``older_than``: those that have been so for so many seconds."""
     async with conn.cursor(row_factory=class_row(Undecided)) as cur:
         await cur.execute(
             "SELECT id, key, account, unknown_since, look_ups FROM sendonce.email"
-            " WHERE stage = 'unknown' AND account = %s AND unknown_since <= coalesce(%s, 'infinity'::timestamptz)"
+            " WHERE stage = 'unknown' AND account = %s AND unknown_since <= sendonce.clock() - %s * interval '1 second'"
             " ORDER BY unknown_since, id LIMIT %s",
-            [account, before, limit],
+            [account, older_than, limit],
         )
         return await cur.fetchall()
+
+
+async def stage_of(conn: AsyncConnection[Any], email_id: UUID) -> str:
+    """Where the mail stands now; ``""`` when it is gone."""
+    row = await (await conn.execute("SELECT stage FROM sendonce.email WHERE id = %s", [email_id])).fetchone()
+    return str(row[0]) if row else ""

@@ -54,15 +54,20 @@ SELECT ev.*, r.email_id AS found FROM sendonce.event ev
     JOIN sendonce.recipient r ON r.provider_id = ev.provider_id
     JOIN sendonce.email e ON e.id = r.email_id AND e.account = ev.account
 WHERE ev.email_id IS NULL AND ev.provider_id <> '' AND ev.proven
-ORDER BY ev.received_at, ev.id LIMIT 1 FOR UPDATE OF ev SKIP LOCKED
+    AND ev.received_at > sendonce.clock() - %(seconds)s * interval '1 second'
+ORDER BY ev.id LIMIT %(limit)s FOR UPDATE OF ev SKIP LOCKED
 """
 
-_MAIL = """
-SELECT e.id, e.account, e.lane, e.generation,
-    (SELECT jsonb_agg(jsonb_build_array(p.ordinal, p.mailbox, p.stage, p.delivery) ORDER BY p.ordinal)
-     FROM sendonce.recipient p WHERE p.email_id = e.id) AS recipients
-FROM sendonce.email e WHERE e.id = %(id)s FOR UPDATE OF e
+_LOCK = "SELECT id, account, lane, generation FROM sendonce.email WHERE id = %(id)s FOR UPDATE"
+_RECIPIENTS = """
+SELECT ordinal, mailbox, stage, delivery FROM sendonce.recipient WHERE email_id = %(id)s ORDER BY ordinal
 """
+
+PORTION = 100
+"""Events of one transaction: short enough for a provider's patience, and for whoever waits for its locks."""
+
+JOIN_SECONDS = 900.0
+"""How old the events are that every round looks for a mail for. There may be very many that belong to other senders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,44 +84,60 @@ class Terms:
 async def record(
     conn: AsyncConnection[Any], account: str, events: Sequence[Event], terms: Terms, *, proven: bool = True
 ) -> int:
-    """Keep these events and apply them, all or none; returns how many were new. ``account`` ``""``: the mail's own."""
+    """Keep these events and apply them; returns how many were new. ``account`` ``""``: the mail's own.
+
+    In portions, each all or none: what is kept already is skipped when the same events come again.
+    """
     new = 0
-    async with conn.transaction():
-        for event in events:
-            async with conn.cursor(row_factory=dict_row) as cur:
-                row = await (await cur.execute(_KEEP, _params(account, event, proven=proven))).fetchone()
-                if row is None:
-                    continue
-                new += 1
-                find = {"claimed": _own_id(row), "account": account, "provider_id": row["provider_id"]}
-                found = await (await cur.execute(_FIND, find)).fetchone()
-            if found is not None:
-                await _join(conn, row, found["id"], terms)
+    for start in range(0, len(events), PORTION):
+        new += await _portion(conn, account, events[start : start + PORTION], terms, proven=proven)
+    return new
+
+
+async def _portion(
+    conn: AsyncConnection[Any], account: str, events: Sequence[Event], terms: Terms, *, proven: bool
+) -> int:
+    new = 0
+    found: list[tuple[UUID, dict[str, Any]]] = []
+    # In one order everywhere: two deliveries of the same events wait for each other, they do not deadlock.
+    rows = sorted((_params(account, event, proven=proven) for event in events), key=_order)
+    async with conn.transaction(), conn.cursor(row_factory=dict_row) as cur:
+        for params in rows:
+            row = await (await cur.execute(_KEEP, params)).fetchone()
+            if row is None:
+                continue
+            new += 1
+            find = {"claimed": _own_id(row), "account": account, "provider_id": row["provider_id"]}
+            mail = await (await cur.execute(_FIND, find)).fetchone()
+            if mail is not None:
+                found.append((mail["id"], row))
+        await _join(conn, found, {}, terms)
         if new:
             await conn.execute("SELECT pg_notify(%s, '') FROM sendonce.installation WHERE notify", [CHANNEL])
     return new
 
 
-async def join_parked(conn: AsyncConnection[Any], terms: Mapping[str, Terms], default: Terms, limit: int = 200) -> int:
-    """Join events that came before their mail had its provider id; returns how many. Forgets those that are too old.
+def _order(params: dict[str, Any]) -> tuple[str, str, str]:
+    return params["source"], params["event_id"], params["recipient"]
 
-    ``terms`` by account.
+
+async def join_parked(
+    conn: AsyncConnection[Any], terms: Mapping[str, Terms], default: Terms, *, within: float = JOIN_SECONDS
+) -> int:
+    """Join events of the last ``within`` seconds that came before their mail had its provider id; returns how many.
+
+    ``terms`` by account. Events that are too old are forgotten.
     """
-    joined = 0
-    while joined < limit:
-        async with conn.transaction():
-            async with conn.cursor(row_factory=dict_row) as cur:
-                row = await (await cur.execute(_PARKED)).fetchone()
-            if row is None:
-                break
-            await _join(conn, row, row["found"], terms.get(row["account"], default))
-        joined += 1
+    async with conn.transaction():
+        async with conn.cursor(row_factory=dict_row) as cur:
+            rows = await (await cur.execute(_PARKED, {"seconds": within, "limit": PORTION})).fetchall()
+        await _join(conn, [(row["found"], row) for row in rows], terms, default)
     await conn.execute(
-        "DELETE FROM sendonce.event WHERE email_id IS NULL"
-        " AND received_at < sendonce.clock() - %s * interval '1 second'",
+        "DELETE FROM sendonce.event WHERE id IN (SELECT id FROM sendonce.event WHERE email_id IS NULL"
+        " AND received_at < sendonce.clock() - %s * interval '1 second' LIMIT 1000)",
         [PARKED_SECONDS],
     )
-    return joined
+    return len(rows)
 
 
 def _params(account: str, event: Event, *, proven: bool) -> dict[str, Any]:
@@ -145,57 +166,83 @@ def _own_id(row: dict[str, Any]) -> str | None:
     return None
 
 
-async def _join(conn: AsyncConnection[Any], row: dict[str, Any], email_id: UUID, terms: Terms) -> None:
-    async with conn.cursor(row_factory=dict_row) as cur:
-        mail = await (await cur.execute(_MAIL, {"id": email_id})).fetchone()
-    if mail is None:
-        return
-    everybody = mail["recipients"] or []
-    mailbox = row["recipient"].lower()
-    meant = [r for r in everybody if not mailbox or r[1].lower() == mailbox]
-    await conn.execute(
-        "UPDATE sendonce.event SET email_id = %s, ordinal = %s, account = %s WHERE id = %s",
-        [email_id, meant[0][0] if len(meant) == 1 else None, mail["account"], row["id"]],
-    )
-    if not row["proven"]:
-        return
-    kind = EventKind(row["kind"])
-    await _prove(conn, row, mail, meant, everybody if terms.all_or_nothing else meant, terms)
-    for ordinal, address, _, before in meant:
-        if before is None or EventKind(before).rank < kind.rank:
-            await conn.execute(
-                "UPDATE sendonce.recipient SET delivery = %s, delivery_at = coalesce(%s, sendonce.clock())"
-                " WHERE email_id = %s AND ordinal = %s",
-                [str(kind), row["happened_at"], email_id, ordinal],
-            )
-        if kind.suppresses:
-            await suppressions.add(
-                conn,
-                mail["account"],
-                address,
-                "bounced" if kind is EventKind.BOUNCED else "complained",
-                source=row["source"],
-                actor=terms.actor,
-                email_id=email_id,
-            )
+async def _join(
+    conn: AsyncConnection[Any],
+    found: Sequence[tuple[UUID, dict[str, Any]]],
+    terms: Mapping[str, Terms],
+    default: Terms,
+) -> None:
+    """Apply events to their mails: mails in the order of their ids, then the suppressions, in theirs."""
+    listed: dict[tuple[str, str], tuple[dict[str, Any], UUID, str]] = {}
+    for email_id, row in sorted(found, key=lambda one: (str(one[0]), one[1]["id"])):
+        # The lock comes first, so that what is read after it is what it protects.
+        async with conn.cursor(row_factory=dict_row) as cur:
+            mail = await (await cur.execute(_LOCK, {"id": email_id})).fetchone()
+            if mail is None:
+                continue
+            everybody = await (await cur.execute(_RECIPIENTS, {"id": email_id})).fetchall()
+        mailbox = row["recipient"].lower()
+        meant = [r for r in everybody if not mailbox or r["mailbox"].lower() == mailbox]
+        await conn.execute(
+            "UPDATE sendonce.event SET email_id = %s, ordinal = %s WHERE id = %s",
+            [email_id, meant[0]["ordinal"] if len(meant) == 1 else None, row["id"]],
+        )
+        if not row["proven"]:
+            continue
+        its = terms.get(mail["account"], default)
+        await _prove(conn, row, mail, meant, everybody, its)
+        kind = EventKind(row["kind"])
+        for recipient in meant:
+            before = recipient["delivery"]
+            if before is None or EventKind(before).rank < kind.rank:
+                await conn.execute(
+                    "UPDATE sendonce.recipient SET delivery = %s, delivery_at = coalesce(%s, sendonce.clock())"
+                    " WHERE email_id = %s AND ordinal = %s",
+                    [str(kind), row["happened_at"], email_id, recipient["ordinal"]],
+                )
+            if kind.suppresses:
+                listed.setdefault((mail["account"], recipient["mailbox"].lower()), (row, email_id, its.actor))
+    for (account, mailbox), (row, email_id, actor) in sorted(listed.items(), key=lambda one: one[0]):
+        await suppressions.add(
+            conn,
+            account,
+            mailbox,
+            "bounced" if row["kind"] == EventKind.BOUNCED else "complained",
+            source=row["source"],
+            actor=actor,
+            email_id=email_id,
+        )
 
 
 async def _prove(
     conn: AsyncConnection[Any],
     row: dict[str, Any],
     mail: dict[str, Any],
-    meant: list[Any],
-    together: list[Any],
+    meant: list[dict[str, Any]],
+    everybody: list[dict[str, Any]],
     terms: Terms,
 ) -> None:
-    """The provider has it: that is the answer for whoever has none yet."""
-    open_ = {ordinal for ordinal, _, stage, _ in meant if stage != RecipientStage.ACCEPTED}
-    open_ |= {ordinal for ordinal, _, stage, _ in together if stage == RecipientStage.UNANSWERED}
-    if open_:
-        cursor = await conn.execute(
-            "SELECT DISTINCT unnest(offered) FROM sendonce.attempt WHERE email_id = %s", [mail["id"]]
-        )
-        open_ &= {ordinal for (ordinal,) in await cursor.fetchall()}
+    """The provider has it: that is the answer for whoever of those meant has none yet.
+
+    Where an offer is taken for everybody or nobody, it is also the answer for those who were offered in the same
+    attempt. An event names the mail, not the attempt: it says nothing of another one when a recipient it is about has
+    an answer of its own.
+    """
+    open_ = {r["ordinal"] for r in meant if r["stage"] != RecipientStage.ACCEPTED}
+    if not open_ or (not row["recipient"] and len(open_) < len(meant)):
+        # Or it names nobody, and may be about those who have been served.
+        return
+    cursor = await conn.execute(
+        "SELECT offered FROM sendonce.attempt WHERE email_id = %s AND begun_at IS NOT NULL", [mail["id"]]
+    )
+    offers = [set(offered) for (offered,) in await cursor.fetchall()]
+    open_ &= set().union(*offers)
+    if terms.all_or_nothing:
+        silent = {r["ordinal"] for r in everybody if r["stage"] == RecipientStage.UNANSWERED}
+        # Only an offer that everybody meant shares: with several, nobody knows which one this is about.
+        shared = [offered for offered in offers if open_ & silent & offered]
+        if len(shared) == 1 or (shared and all(offered == shared[0] for offered in shared)):
+            open_ |= shared[0] & silent
     if not open_:
         return
     await record_evidence(

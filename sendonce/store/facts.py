@@ -247,7 +247,10 @@ async def requeue(
         await conn.execute(
             "UPDATE sendonce.email SET requeue_floor = %(requeue_floor)s, attempts = 0, lapses = 0,"
             " first_attempt_at = NULL, held_since = NULL, close_at = NULL, unknown_since = NULL, final_at = NULL,"
-            " resends = 0, maybe_accepted = false, started_at = NULL, seen_at = NULL WHERE id = %(id)s",
+            " resends = 0, maybe_accepted = false, started_at = NULL, seen_at = NULL,"
+            # What an operator allowed once is not its policy.
+            " unknown_policy = (SELECT t.content ->> 'unknown' FROM sendonce.email_content t WHERE t.email_id = id)"
+            " WHERE id = %(id)s",
             {**fresh, "id": email_id},
         )
         await alarms.close(conn, str(mail.stage), mail.id, "requeued")

@@ -74,6 +74,12 @@ async def apply(conn: AsyncConnection[Any], email_id: UUID, *, lane: LanePolicy,
         return await conclude(conn, mail, lane=lane, cause=SUPPRESSED, actor=actor, ends_hold=lapsed)
 
 
+async def any_listed(conn: AsyncConnection[Any], row: dict[str, Any]) -> bool:
+    """True when somebody is on the list to whom this mail is still open. ``row``: the mail's."""
+    params = {"account": row["account"], "id": row["id"], "open": row["open_ordinals"]}
+    return await (await conn.execute(_LISTED, params)).fetchone() is not None
+
+
 async def add(
     conn: AsyncConnection[Any],
     account: str,

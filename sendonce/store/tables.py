@@ -352,7 +352,7 @@ event = Table(
     Column("proven", Boolean, nullable=False),
     Column("happened_at", _INSTANT),
     Column("received_at", _INSTANT, nullable=False, server_default=_CLOCK),
-    Column("email_id", UUID),
+    Column("email_id", UUID, ForeignKey("sendonce.email.id", name="fk_event_email", ondelete="CASCADE")),
     Column("ordinal", Integer),
     Column("claimed_id", Text, nullable=False),
     Column("provider_id", Text, nullable=False),

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
-import subprocess
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+DAYS = 7
+"""How long a certificate is valid unless something else is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,58 +34,86 @@ class Authority:
     file: Path
     key: Path
 
-    def issue(self, folder: Path, *names: str, days: int = 7) -> Certificate:
-        """A certificate for these names, valid for ``days`` days (0: it has expired), in ``folder``.
-
-        Raises as :func:`self_signed`.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        key, file, request, extensions = (
-            folder / name for name in ("key.pem", "certificate.pem", "request.pem", "extensions.cnf")
-        )
-        extensions.write_text(f"subjectAltName = {','.join(names)}\n", encoding="utf-8")
-        _openssl("req", *_NEW_KEY, "-subj", "/CN=loopback.test", "-keyout", key, "-out", request)
-        signed_by: list[str | Path] = ["-CA", self.file, "-CAkey", self.key, "-set_serial", "1"]
-        _openssl("x509", "-req", "-in", request, *signed_by, "-days", str(days), "-extfile", extensions, "-out", file)
-        return _certificate(file, key)
+    def issue(self, folder: Path, *names: str, days: int = DAYS) -> Certificate:
+        """A certificate for these names, valid for ``days`` days (0: it has expired), in ``folder``."""
+        authority = x509.load_pem_x509_certificate(self.file.read_bytes())
+        signer = serialization.load_pem_private_key(self.key.read_bytes(), None)
+        assert isinstance(signer, ec.EllipticCurvePrivateKey)
+        key = ec.generate_private_key(ec.SECP256R1())
+        made = _builder("loopback.test", key, days).issuer_name(authority.subject).add_extension(_names(names), False)
+        return _certificate(folder, key, made.sign(signer, hashes.SHA256()))
 
 
 def private_authority(folder: Path) -> Authority:
-    """Make one, valid for a week, in ``folder``. Raises as :func:`self_signed`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file, key = folder / "authority.pem", folder / "authority-key.pem"
-    # req's own configuration makes it an authority.
-    _openssl("req", "-x509", *_NEW_KEY, "-days", "7", "-subj", "/CN=authority.test", "-keyout", key, "-out", file)
-    return Authority(file, key)
+    """Make one, valid for a week, in ``folder``."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = (
+        _builder("authority.test", key, DAYS)
+        .issuer_name(_name("authority.test"))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    ).sign(key, hashes.SHA256())
+    return Authority(*_written(folder, "authority.pem", "authority-key.pem", key, made))
 
 
 def self_signed(folder: Path, *names: str) -> Certificate:
-    """Make one for these names (``DNS:localhost``, ``IP:127.0.0.1``), valid for a week, in ``folder``.
-
-    Needs the ``openssl`` command, 1.1.1 or later. Raises FileNotFoundError without it, CalledProcessError when it
-    fails.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    key, file = folder / "key.pem", folder / "certificate.pem"
-    subject = ["-subj", "/CN=loopback.test", "-addext", f"subjectAltName={','.join(names)}"]
-    _openssl("req", "-x509", *_NEW_KEY, "-days", "7", *subject, "-keyout", key, "-out", file)
-    return _certificate(file, key)
+    """Make one for these names (``DNS:localhost``, ``IP:127.0.0.1``), valid for a week, in ``folder``."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = (
+        _builder("loopback.test", key, DAYS)
+        .issuer_name(_name("loopback.test"))
+        .add_extension(_names(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    ).sign(key, hashes.SHA256())
+    return _certificate(folder, key, made)
 
 
 def encrypted(key: Path, file: Path, password: str) -> Path:
-    """Write ``key`` to ``file``, encrypted with ``password``; returns ``file``. Raises as :func:`self_signed`."""
-    _openssl("pkcs8", "-topk8", "-in", key, "-out", file, "-passout", f"pass:{password}")
+    """Write ``key`` to ``file``, encrypted with ``password``; returns ``file``."""
+    plain = serialization.load_pem_private_key(key.read_bytes(), None)
+    how = serialization.BestAvailableEncryption(password.encode())
+    file.write_bytes(plain.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how))
     return file
 
 
-def _certificate(file: Path, key: Path) -> Certificate:
+def _builder(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.now(UTC).replace(microsecond=0)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(subject))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=days) if days else now - timedelta(seconds=1))
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _names(names: tuple[str, ...]) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName(
+        [
+            x509.IPAddress(ipaddress.ip_address(text)) if kind == "IP" else x509.DNSName(text)
+            for kind, _, text in (name.partition(":") for name in names)
+        ]
+    )
+
+
+def _written(
+    folder: Path, name: str, key_name: str, key: ec.EllipticCurvePrivateKey, made: x509.Certificate
+) -> tuple[Path, Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    file, key_file = folder / name, folder / key_name
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    file.write_bytes(made.public_bytes(pem))
+    key_file.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    return file, key_file
+
+
+def _certificate(folder: Path, key: ec.EllipticCurvePrivateKey, made: x509.Certificate) -> Certificate:
+    file, key_file = _written(folder, "certificate.pem", "key.pem", key, made)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(file, key)
-    return Certificate(file, key, context)
-
-
-_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-
-
-def _openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)  # noqa: S607 - whichever is on PATH
+    context.load_cert_chain(file, key_file)
+    return Certificate(file, key_file, context)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sendonce.outcome import Accepted, Refused, Reply, Unanswered
-from sendonce.store import decisions
+from sendonce.store import decisions, suppressions
 from sendonce.store.records import Begun, Claimed, Held
 
 if TYPE_CHECKING:
@@ -61,6 +60,33 @@ async def test_it_was_not_sent_and_is_tried_again_under_a_new_key(bench: Bench) 
     await bench.settle(claimed, OK)
     row = await bench.email()
     assert (row["stage"], row["maybe_accepted"]) == ("sent", False)
+
+
+async def test_the_age_of_a_mail_stands_still_while_nobody_can_try_it(bench: Bench) -> None:
+    await unknown(bench)
+    # Longer than the policy tries.
+    await bench.advance(bench.lane.retry.max_age + 3600)
+    assert await decide(bench, "not-sent") == ""
+    assert (await bench.email())["stage"] == "pending"
+
+
+async def test_whoever_is_suppressed_is_not_sent_it_again(bench: Bench) -> None:
+    await unknown(bench)
+    async with bench.pool.connection() as conn:
+        await suppressions.add(conn, "default", "ann@example.org", "manual", source="test", actor="me")
+    assert await decide(bench, "resend") == "suppressed"
+    assert await logged(bench) == []
+
+
+async def test_what_was_allowed_once_is_no_policy(bench: Bench) -> None:
+    await unknown(bench)
+    await decide(bench, "resend")
+    await bench.attempt(SILENCE)
+    await bench.advance(8 * 86400)
+    await bench.store.sweep_silent({"default": bench.lane}, actor="w1")
+    assert (await bench.email())["stage"] == "dead"
+    await bench.store.requeue(bench.ids["k1"], lane=bench.lane, actor="olga", force=True)
+    assert (await bench.email())["unknown_policy"] is None
 
 
 async def test_sent_once_more_over_the_silence_which_stays(bench: Bench) -> None:
@@ -121,7 +147,6 @@ async def test_unknowns_to_decide_about(bench: Bench) -> None:
     async with bench.pool.connection() as conn:
         found = await decisions.undecided(conn, "default")
         assert [(one.key, one.look_ups) for one in found] == [("old", 1), ("new", 0)]
-        older = found[1].unknown_since - timedelta(seconds=10)
-        assert [one.key for one in await decisions.undecided(conn, "default", before=older)] == ["old"]
+        assert [one.key for one in await decisions.undecided(conn, "default", older_than=150)] == ["old"]
         assert await decisions.undecided(conn, "other") == []
-    assert set(decisions.REFUSALS) == {"missing", "not_unknown", "stopped"}
+    assert set(decisions.REFUSALS) == {"missing", "not_unknown", "stopped", "suppressed"}

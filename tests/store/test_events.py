@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,47 @@ async def test_our_own_id_finds_the_mail_before_any_answer_and_proves_its_accept
     assert await deliveries(bench) == ["delivered", None]
     assert await bench.open_alarms() == []
     assert await woken(bench) == ["k1"]
+
+
+async def test_a_proof_is_for_the_offer_that_it_is_about(bench: Bench) -> None:
+    """Ann was served by the first attempt; the second one, to Bob alone, is silent."""
+    await bench.enqueue(to=TO)
+    await bench.attempt({0: OK, 1: _later()})
+    await bench.advance(40)
+    await bench.attempt(SILENCE)
+    assert await bench.stages() == ["accepted", "unanswered"]
+    for number, recipient in enumerate((TO[0], "", "elsewhere@example.org")):
+        await record(bench, event(email_id=str(bench.ids["k1"]), recipient=recipient, event_id=f"e{number}"))
+    assert await bench.stages() == ["accepted", "unanswered"]
+    await record(bench, event(email_id=str(bench.ids["k1"]), recipient=TO[1], event_id="e9"))
+    assert (await bench.email())["stage"] == "sent"
+
+
+async def test_a_bounce_that_names_its_mail_itself_comes_twice(bench: Bench) -> None:
+    await bench.enqueue()
+    await bench.attempt(OK)
+    bounce = event(EventKind.BOUNCED, email_id=str(bench.ids["k1"]), recipient=TO[0])
+    assert await record(bench, bounce, account="") == 1
+    assert await record(bench, bounce, account="") == 0
+    assert await deliveries(bench) == ["bounced"]
+
+
+async def test_many_events_at_once_and_at_the_same_time(bench: Bench) -> None:
+    keys = [f"m{number}" for number in range(6)]
+    for key in keys:
+        await bench.enqueue(key)
+        await bench.attempt(OK, key)
+    kinds = [EventKind.ACCEPTED, EventKind.DELIVERED, EventKind.COMPLAINED, EventKind.DELAYED]
+    batches = [
+        [event(kind, email_id=str(bench.ids[key]), event_id=f"{kind} {key}", recipient=TO[0]) for key in order]
+        for kind, order in zip(kinds * 2, [keys, keys[::-1]] * 4, strict=True)
+    ]
+    await asyncio.gather(*(record(bench, *batch) for batch in batches))
+    assert await deliveries(bench) == ["complained"] * 6
+
+
+async def test_events_are_kept_in_portions(bench: Bench) -> None:
+    assert await record(bench, *(event(event_id=f"e{number}") for number in range(250))) == 250
 
 
 async def test_where_answers_differ_by_recipient_a_proof_is_for_one(bench: Bench) -> None:

@@ -273,3 +273,11 @@ def test_nothing_raises(
     assert (email_id is not None) == (status in ("created", "exists", "conflict"))
     assert status in ("created", "exists", "conflict") or status[:8] == "invalid:"
     connection.rollback()
+
+
+@pytest.mark.parametrize("instant", ["9999-12-31T23:59:59-12:00", "9999-12-31T00:00:00Z", "0001-01-01T00:00:00+14:00"])
+@pytest.mark.parametrize("member", ["send_after", "expires_at"])
+def test_instants_that_no_language_can_read_are_refused(
+    connection: psycopg.Connection[Any], member: str, instant: str
+) -> None:
+    assert call(connection, message(**{member: instant}))[0] == f"invalid:{member}"

@@ -369,14 +369,14 @@ async def test_a_token_endpoint_that_grants_nothing_is_our_fault(
     assert len(endpoint.forms) == 1
 
 
-async def test_a_token_endpoint_out_of_reach_is_nobodys_fault(endpoint: TokenEndpoint, closed_port: int) -> None:
+async def test_a_token_endpoint_out_of_reach_is_what_a_server_out_of_reach_is(endpoint: TokenEndpoint, closed_port: int) -> None:
     endpoint.silent = True
     for changes in ({"token_seconds": 0.2}, {"token_url": f"http://127.0.0.1:{closed_port}/"}):
         with pytest.raises(NoToken) as raised:
             await source(**refreshing(endpoint, **changes)).get()
         outcome = raised.value.outcome
         assert isinstance(outcome, NotOffered)
-        assert (outcome.counted, outcome.reply.enhanced) == (False, "token_url")
+        assert (outcome.counted, outcome.reply.enhanced) == (True, "token_url")
 
 
 async def test_the_token_endpoints_certificate_is_verified(certificate: Certificate) -> None:
@@ -608,6 +608,7 @@ TOKEN = {"token_url": "https://login.example.org/token", "client_id": "i", "refr
         ({"password": "p"}, "go together"),
         ({"username": "u", "password": "p", "token_command": ["x"]}, "password and token_command are two ways"),
         ({**TOKEN, "token_command": ["x"]}, "token_command and token_url are two ways"),
+        ({**TOKEN, "token_url": "https://u:p@login.example.org/token"}, "no user or password in it"),
         ({"auth": "plain"}, "needs a username"),
         ({"username": "u", "token_command": ["x"], "auth": "plain"}, "needs a password"),
         ({"username": "u", "password": "p", "auth": "xoauth2"}, "needs token_command or token_url"),

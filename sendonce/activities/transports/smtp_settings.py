@@ -179,6 +179,8 @@ class SmtpSettings(BaseModel):
             return
         if self.client_id is None or self.refresh_token is None:
             raise ValueError("token_url needs client_id and refresh_token")
+        if "@" in urlsplit(self.token_url).netloc:
+            raise ValueError("token_url: no user or password in it; use client_id and client_secret")
         if self.token_url.startswith("http:") and not _loopback(urlsplit(self.token_url).hostname or ""):
             raise ValueError("token_url must be https: secrets go there")
 

@@ -105,7 +105,7 @@ class TokenSource:
                 if isinstance(error, (httpx.TimeoutException, TimeoutError))
                 else type(error).__name__
             )
-            raise NoToken(NotOffered(Reply(enhanced="token_url", text=f"token_url: {why}"), counted=False)) from None
+            raise NoToken(NotOffered(Reply(enhanced="token_url", text=f"token_url: {why}"))) from None
         found = _object(body)
         if response.status_code != 200:
             error_code = found.get("error")

@@ -138,7 +138,10 @@ CREATE FUNCTION sendonce.enqueue_instant(value text) RETURNS timestamptz LANGUAG
 AS $$
 BEGIN
     IF value ~ '^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)$' THEN
-        RETURN value::timestamptz;
+        -- What lies beyond these days is no instant to every language.
+        IF value::timestamptz BETWEEN '0001-01-02 00:00+00' AND '9999-12-30 00:00+00' THEN
+            RETURN value::timestamptz;
+        END IF;
     END IF;
     RETURN NULL;
 EXCEPTION WHEN data_exception THEN

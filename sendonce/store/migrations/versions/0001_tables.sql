@@ -279,7 +279,7 @@ CREATE TABLE sendonce.event (
     proven          boolean NOT NULL,             -- false: anyone could have written it. It settles and suppresses nothing
     happened_at     timestamptz,
     received_at     timestamptz NOT NULL DEFAULT sendonce.clock(),
-    email_id        uuid,
+    email_id        uuid CONSTRAINT fk_event_email REFERENCES sendonce.email (id) ON DELETE CASCADE,
     ordinal         integer,
     claimed_id      text NOT NULL,                -- our own id, as the source carried it back
     provider_id     text NOT NULL,

@@ -369,7 +369,7 @@ async def test_a_token_endpoint_that_grants_nothing_is_our_fault(
     assert len(endpoint.forms) == 1
 
 
-async def test_a_token_endpoint_out_of_reach_is_what_a_server_out_of_reach_is(endpoint: TokenEndpoint, closed_port: int) -> None:
+async def test_a_token_endpoint_out_of_reach_is_tried_again(endpoint: TokenEndpoint, closed_port: int) -> None:
     endpoint.silent = True
     for changes in ({"token_seconds": 0.2}, {"token_url": f"http://127.0.0.1:{closed_port}/"}):
         with pytest.raises(NoToken) as raised:

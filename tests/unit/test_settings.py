@@ -158,7 +158,7 @@ def test_a_file_that_is_not_there_is_named(file: Path) -> None:
         ("[lanes.bulk.retry]\ndelays = [1]\nbase = 2\n", ("[lanes.bulk] retry: give either delays, or base",)),
         ("[lanes.Bulk]\n", ("[lanes.Bulk] is no name",)),
         ('[accounts."a b"]\n', ("[accounts.a b] is no name",)),
-        ("[accounts.default]\n", ("[accounts.default] transport is missing", 'transport = "smtp" or "http"')),
+        ("[accounts.default]\n", ("[accounts.default] transport is missing", "a provider's name")),
         ('[accounts.default]\ntransport = "smpt"\n', ("there is no transport 'smpt'", "known are smtp, http")),
         ('[safety]\nallowed_domains = ["@example.org"]\n', ("[safety] allowed_domains: ", "without @")),
         ('[safety]\nredirect_all_to = "nobody"\n', ("[safety] redirect_all_to: is no e-mail address",)),

@@ -290,7 +290,7 @@ def _rendering(pinned: Pinned) -> Rendering:
 
 
 def _named(envelope: Envelope) -> str:
-    names = ",".join(f"{recipient.ordinal}={recipient.mailbox}" for recipient in envelope.recipients)
+    names = ",".join(str(recipient.ordinal) for recipient in envelope.recipients)
     return hashlib.sha256(names.encode()).hexdigest()[:12]
 
 

@@ -111,6 +111,7 @@ def test_up_delivers_to_its_sink_and_keeps_everything(tmp_path: Path, database_u
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_up_ends_with_the_reason_when_a_server_dies(tmp_path: Path) -> None:
     folder = tmp_path / "installation"
     log = tmp_path / "up.log"

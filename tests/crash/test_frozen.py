@@ -62,6 +62,7 @@ async def frozen(world: World, phase: str, seconds: float = 0.0) -> None:
     assert world.copies(key) == 1, phase
 
 
+@pytest.mark.slow
 async def test_a_worker_frozen_beyond_its_lease_costs_no_copy(make_world: MakeWorld) -> None:
     first, second = await make_world(), await make_world()
     await asyncio.gather(frozen(first, "before begin"), frozen(second, "after the dot"))

@@ -138,6 +138,7 @@ async def test_a_relay_that_stalls_delays_no_other_account(world: World) -> None
     assert [world.copies(key) for key in stalled + others] == [1] * 180
 
 
+@pytest.mark.slow
 async def test_sigterm_awaits_what_was_offered_and_gives_back_the_rest(world: World) -> None:
     answer, never = asyncio.Event(), asyncio.Event()
     world.relay.script.add(bad.late_reply(answer))
@@ -158,6 +159,7 @@ async def test_sigterm_awaits_what_was_offered_and_gives_back_the_rest(world: Wo
     assert [world.copies(key) for key in (offered, claimed)] == [1, 1]
 
 
+@pytest.mark.slow
 async def test_the_places_of_a_killed_worker_are_free_again(world: World) -> None:
     world.places = 2
     world.relay.script.add(bad.silent_after_dot(times=2))

@@ -48,6 +48,7 @@ def test_the_demo_accounts_for_every_mail(tmp_path: Path, tmp_path_factory: pyte
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("options", [(), ("--keep",)])
+@pytest.mark.slow
 def test_an_interrupted_demo_stops_everything(tmp_path: Path, options: tuple[str, ...]) -> None:
     log = tmp_path / "demo.log"
     folder = tmp_path / "t"

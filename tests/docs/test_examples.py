@@ -59,6 +59,7 @@ class Order(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
+@pytest.mark.timeout(300)
 async def test_python_runs_and_its_mails_arrive(
     python_page: Page, shop_url: str, client: Client, deliver: Callable[[], Awaitable[Mailbox]]
 ) -> None:

@@ -68,6 +68,7 @@ async def test_a_mail_that_the_provider_has_is_sent(flow: Flow, relay: type[Rela
     assert causes == [{"cause": "look_up"}]
 
 
+@pytest.mark.slow
 async def test_a_mail_that_is_not_found_stays_unknown(
     flow: Flow, relay: type[Relay], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -118,7 +118,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for language in ("python", "sql", "sh"):
         if f"{language}_page" in metafunc.fixturenames:
             found = [page for page in PAGES.values() if page.blocks(language)]
-            metafunc.parametrize(f"{language}_page", found, ids=[page.name for page in found])
+            # Its time-skipping server needs a machine of its own: beside another worker's tests it can stand still.
+            marks = {("python", "docs/testing.md"): [pytest.mark.slow]}
+            params = [pytest.param(page, id=page.name, marks=marks.get((language, page.name), ())) for page in found]
+            metafunc.parametrize(f"{language}_page", params)
     if "toml_block" in metafunc.fixturenames:
         blocks = [block for page in PAGES.values() for block in page.blocks("toml")]
         metafunc.parametrize("toml_block", blocks, ids=[f"{block.page}:{block.line}" for block in blocks])

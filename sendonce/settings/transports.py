@@ -14,7 +14,7 @@ GROUP = "sendonce.transports"
 """The entry point group in which other packages register a transport: a class that is made from its settings, with
 its pydantic model of them as the class attribute ``settings_model``."""
 
-_BUILT_IN = {
+BUILT_IN: dict[str, tuple[str, str, str]] = {
     "smtp": ("sendonce.activities.transports.smtp", "SmtpTransport", "SmtpSettings"),
     "http": ("sendonce.activities.transports.http", "GatewayTransport", "GatewaySettings"),
     "resend": ("sendonce.activities.transports.resend", "ResendTransport", "ResendSettings"),
@@ -29,19 +29,20 @@ _BUILT_IN = {
     "mailjet": ("sendonce.activities.transports.mailjet", "MailjetTransport", "MailjetSettings"),
     "azure": ("sendonce.activities.transports.azure", "AzureTransport", "AzureSettings"),
 }
+"""Those that come along: module, class, and model of the settings, by the name that an account gives."""
 """Module, class and settings of each."""
 
 
 def find(name: str) -> tuple[type[Any], type[BaseModel]]:
     """The transport's class and the model of its settings. Raises ConfigurationError for an unknown name."""
-    if name in _BUILT_IN:
+    if name in BUILT_IN:
         # Imported where needed: a command that sends nothing loads no mail or HTTP client.
-        place, transport, settings = _BUILT_IN[name]
+        place, transport, settings = BUILT_IN[name]
         module = import_module(place)
         return getattr(module, transport), getattr(module, settings)
     registered = {point.name: point for point in entry_points(group=GROUP)}
     if name not in registered:
-        known = ", ".join([*_BUILT_IN, *sorted(set(registered) - set(_BUILT_IN))])
+        known = ", ".join([*BUILT_IN, *sorted(set(registered) - set(BUILT_IN))])
         raise ConfigurationError(f"there is no transport {name!r}; known are {known}")
     try:
         factory = registered[name].load()

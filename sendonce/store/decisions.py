@@ -72,8 +72,8 @@ async def decide(
         else:
             # Nobody could try it meanwhile: its age stood still.
             await conn.execute(
-                "UPDATE sendonce.email SET pause_base = pause_base - (%s - unknown_since) WHERE id = %s",
-                [row["now"], email_id],
+                "UPDATE sendonce.email SET pause_base = pause_base - (%s - coalesce(unknown_since, %s)) WHERE id = %s",
+                [row["now"], row["now"], email_id],
             )
             proofs = [
                 Proof(recipient["ordinal"], decision == "sent", row["generation"])

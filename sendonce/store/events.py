@@ -200,7 +200,8 @@ async def _join(
                     " WHERE email_id = %s AND ordinal = %s",
                     [str(kind), row["happened_at"], email_id, recipient["ordinal"]],
                 )
-            if kind.suppresses:
+            # An event that names nobody of several blames nobody.
+            if kind.suppresses and (mailbox or len(meant) == 1):
                 listed.setdefault((mail["account"], recipient["mailbox"].lower()), (row, email_id, its.actor))
     for (account, mailbox), (row, email_id, actor) in sorted(listed.items(), key=lambda one: one[0]):
         await suppressions.add(

@@ -102,6 +102,20 @@ PAGES = {
 
 
 @pytest.fixture
+def example_secrets() -> Callable[[str], dict[str, str]]:
+    """Something for every variable that an example of settings reads."""
+
+    def values(text: str) -> dict[str, str]:
+        names = re.findall(r'(?:_env|\benv) = "(\w+)"', text)
+        return dict.fromkeys(names, "secret-secret-secret") | {
+            "DATABASE_URL": "postgresql://shop@db.example.com/shop",
+            "AZURE_COMMUNICATION_CONNECTION_STRING": "endpoint=https://shop.communication.azure.com/;accesskey=c2VjcmV0",
+        }
+
+    return values
+
+
+@pytest.fixture
 def pages() -> dict[str, Page]:
     return PAGES
 

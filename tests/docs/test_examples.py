@@ -165,17 +165,14 @@ def test_the_statuses_of_enqueue_are_those_in_its_table(pages: dict[str, Page], 
 # Settings ---------------------------------------------------------------------------------------------------------
 
 
-async def test_settings_load_and_build(toml_block: Block, tmp_path: Path) -> None:
-    variables = re.findall(r'(?:_env|\benv) = "(\w+)"', toml_block.text)
-    environ = dict.fromkeys(variables, "secret-secret-secret") | {
-        "DATABASE_URL": "postgresql://shop@db.example.com/shop",
-        "AZURE_COMMUNICATION_CONNECTION_STRING": "endpoint=https://shop.communication.azure.com/;accesskey=c2VjcmV0",
-    }
+async def test_settings_load_and_build(
+    toml_block: Block, tmp_path: Path, example_secrets: Callable[[str], dict[str, str]]
+) -> None:
     for name in re.findall(r'(?:_file|\bfile) = "([^"]+)"', toml_block.text):
         (tmp_path / name).write_text("secret\n", encoding="utf-8")
     file = tmp_path / "sendonce.toml"
     file.write_text(toml_block.text, encoding="utf-8")
-    found = settings.load(file, environ)
+    found = settings.load(file, example_secrets(toml_block.text))
     if not found.accounts:
         return
     transports = settings.build_transports(found)

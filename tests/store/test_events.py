@@ -114,6 +114,13 @@ async def test_a_bounce_that_names_its_mail_itself_comes_twice(bench: Bench) -> 
     assert await deliveries(bench) == ["bounced"]
 
 
+async def test_an_event_that_names_nobody_of_several_blames_nobody(bench: Bench) -> None:
+    await bench.enqueue(to=TO)
+    await bench.attempt(OK)
+    await record(bench, event(EventKind.BOUNCED))
+    assert await listed(bench) == []
+
+
 async def test_many_events_at_once_and_at_the_same_time(bench: Bench) -> None:
     keys = [f"m{number}" for number in range(6)]
     for key in keys:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +14,10 @@ from pydantic import SecretStr, ValidationError
 
 from sendonce.activities.transports.ahasend import AhaSendSettings, AhaSendTransport, classify
 from sendonce.activities.transports.base import Asked, LooksUp, Question, Recipient
-from sendonce.activities.transports.capability_table import capability_table
 from sendonce.activities.transports.http_answer import Answer
 from sendonce.errors import InvalidEmail
 from sendonce.message import Attachment, OutgoingEmail
 from sendonce.outcome import Accepted, AttemptResult, Refused, Unanswered
-from sendonce.settings import build_transports, load
 from sendonce.testing import http_misbehaviour as bad
 from sendonce.testing.ahasend_server import ACCOUNT, AhaSendServer
 from sendonce.testing.attempt import RecordingGate, make_job
@@ -391,18 +387,3 @@ def test_settings_that_cannot_work_are_refused_in_plain_words(settings: dict[str
     with pytest.raises(ValidationError) as caught:
         AhaSendSettings(**{"api_key": SecretStr("aha-sk-1"), "account_id": ACCOUNT, **settings})
     assert says in str(caught.value)
-
-
-def test_its_page_says_what_the_code_does(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/providers/ahasend.md").read_text(encoding="utf-8")
-    assert capability_table({"ahasend": AhaSendTransport.capability}).replace("\n", "") in page.replace("\n", "")
-    settings = page.partition("## Settings")[2].partition("## ")[0]
-    documented = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", settings, re.MULTILINE))
-    assert documented == {
-        field: "required" if one.is_required() else "unset" if one.default is None else json.dumps(one.default)
-        for field, one in AhaSendSettings.model_fields.items()
-    }
-    file = tmp_path / "sendonce.toml"
-    file.write_text(page.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
-    [variable] = re.findall(r'_env = "(\w+)"', file.read_text())
-    assert isinstance(build_transports(load(file, {variable: "secret"}))["default"], AhaSendTransport)

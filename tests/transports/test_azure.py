@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
@@ -18,12 +16,10 @@ from pydantic import SecretStr, ValidationError
 
 from sendonce.activities.transports.azure import AzureSettings, AzureTransport, classify
 from sendonce.activities.transports.base import Asked, Job, LooksUp, Question, Recipient
-from sendonce.activities.transports.capability_table import capability_table
 from sendonce.activities.transports.http_answer import Answer
 from sendonce.errors import InvalidEmail
 from sendonce.message import Attachment, OutgoingEmail
 from sendonce.outcome import Accepted, AccountFault, Deferred, Outcome, Refused, Unanswered
-from sendonce.settings import build_transports, load
 from sendonce.testing import http_misbehaviour as bad
 from sendonce.testing.attempt import RecordingGate, make_job
 from sendonce.testing.azure_server import AzureServer
@@ -445,21 +441,3 @@ def test_settings_that_cannot_work_are_refused_in_plain_words(settings: dict[str
         AzureSettings(**settings)
     assert says in str(caught.value)
     assert SECRET not in str(caught.value)
-
-
-def test_its_page_says_what_the_code_does(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/providers/azure.md").read_text(encoding="utf-8")
-    assert capability_table({"azure": AzureTransport.capability}).replace("\n", "") in page.replace("\n", "")
-    settings = page.partition("## Settings")[2].partition("## ")[0]
-    documented = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", settings, re.MULTILINE))
-    assert documented == {
-        field: "required" if one.is_required() else "unset" if one.default is None else json.dumps(one.default)
-        for field, one in AzureSettings.model_fields.items()
-    }
-    file = tmp_path / "sendonce.toml"
-    file.write_text(page.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
-    [variable] = re.findall(r'_env = "(\w+)"', file.read_text())
-    connection = f"endpoint=https://shop.communication.azure.com/;accesskey={SECRET}"
-    built = build_transports(load(file, {variable: connection}))["default"]
-    assert isinstance(built, AzureTransport)
-    assert built.identity == "azure:shop.communication.azure.com"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +13,11 @@ from pydantic import SecretStr, ValidationError
 
 from sendonce.activities.transports.base import Asked, LooksUp, Question, Recipient
 from sendonce.activities.transports.brevo import BrevoSettings, BrevoTransport, classify
-from sendonce.activities.transports.capability_table import capability_table
 from sendonce.activities.transports.http_answer import Answer
 from sendonce.activities.transports.http_client import FOUND_LIMIT
 from sendonce.errors import InvalidEmail
 from sendonce.message import Attachment, OutgoingEmail
 from sendonce.outcome import Accepted, AccountFault, AttemptResult, Outcome, Refused, Unanswered
-from sendonce.settings import build_transports, load
 from sendonce.testing import http_misbehaviour as bad
 from sendonce.testing.attempt import RecordingGate, make_job
 from sendonce.testing.brevo_server import KEY_WINDOW, BrevoServer, brevo_error
@@ -385,20 +381,3 @@ def test_settings_that_cannot_work_are_refused_in_plain_words(settings: dict[str
         BrevoSettings(**{"api_key": SecretStr("xkeysib"), **settings})
     assert says in str(caught.value)
     assert "xkeysib" not in str(caught.value)
-
-
-def test_its_page_says_what_the_code_does(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/providers/brevo.md").read_text(encoding="utf-8")
-    assert capability_table({"brevo": BrevoTransport.capability}).replace("\n", "") in page.replace("\n", "")
-    settings = page.partition("## Settings")[2].partition("## ")[0]
-    documented = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", settings, re.MULTILINE))
-    assert documented == {
-        field: "required" if one.is_required() else "unset" if one.default is None else json.dumps(one.default)
-        for field, one in BrevoSettings.model_fields.items()
-    }
-    file = tmp_path / "sendonce.toml"
-    file.write_text(page.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
-    [variable] = re.findall(r'_env = "(\w+)"', file.read_text())
-    built = build_transports(load(file, {variable: "secret"}))["default"]
-    assert isinstance(built, BrevoTransport)
-    assert built.secrets("k1") == {"api-key": "secret"}

@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr, ValidationError
 
 from sendonce.activities.transports.base import Asked, LooksUp, Question, Recipient
-from sendonce.activities.transports.capability_table import capability_table
 from sendonce.activities.transports.http_answer import Answer
 from sendonce.activities.transports.lettermint import LettermintSettings, LettermintTransport, classify
 from sendonce.errors import InvalidEmail
 from sendonce.message import Attachment, OutgoingEmail
 from sendonce.outcome import Accepted, AccountFault, AttemptResult, Outcome, Refused, Unanswered
-from sendonce.settings import build_transports, load
 from sendonce.testing import http_misbehaviour as bad
 from sendonce.testing.attempt import RecordingGate, make_job
 from sendonce.testing.http_request import HttpRequest
@@ -327,22 +323,3 @@ def test_settings_that_cannot_work_are_refused_in_plain_words(settings: dict[str
         LettermintSettings(**{"api_key": SecretStr("lm_secret"), **settings})
     assert says in str(caught.value)
     assert "lm secret" not in str(caught.value)
-
-
-def test_its_page_says_what_the_code_does(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/providers/lettermint.md").read_text(encoding="utf-8")
-    assert capability_table({"lettermint": transport_for().capability}).replace("\n", "") in page.replace("\n", "")
-    settings = page.partition("## Settings")[2].partition("## ")[0]
-    documented = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", settings, re.MULTILINE))
-    assert documented == {
-        field: "required" if one.is_required() else "unset" if one.default is None else json.dumps(one.default)
-        for field, one in LettermintSettings.model_fields.items()
-    }
-    file = tmp_path / "sendonce.toml"
-    example = page.partition("```toml\n")[2].partition("```")[0]
-    file.write_text(example.replace("# team_token_env", "team_token_env"), encoding="utf-8")
-    variables = dict.fromkeys(re.findall(r'_env = "(\w+)"', file.read_text()), "secret")
-    assert len(variables) == 2
-    built = build_transports(load(file, variables))["default"]
-    assert isinstance(built, LettermintTransport)
-    assert (built.identity, built.capability.look_up) == ("lettermint:acme-shop", "tag")

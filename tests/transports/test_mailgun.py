@@ -19,7 +19,6 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from sendonce.activities.transports.base import Asked, LooksUp, Question, Recipient, Rendering
-from sendonce.activities.transports.capability_table import capability_table
 from sendonce.activities.transports.http_answer import Answer
 from sendonce.activities.transports.mailgun import MailgunSettings, MailgunTransport, classify
 from sendonce.activities.transports.mime import render_mime
@@ -339,18 +338,3 @@ def test_an_account_of_the_settings_file(tmp_path: Path) -> None:
     assert isinstance(built, MailgunTransport)
     assert built.identity == "mailgun:acme:mg.example.org"
     assert make_job(built, mail()).rendering.url == "https://api.eu.mailgun.net/v3/mg.example.org/messages.mime"
-
-
-def test_its_page_says_what_the_code_does(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/providers/mailgun.md").read_text(encoding="utf-8")
-    assert capability_table({"mailgun": MailgunTransport.capability}) in page
-    settings = page.partition("## Settings")[2].partition("## ")[0]
-    documented = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", settings, re.MULTILINE))
-    assert documented == {
-        field: "required" if one.is_required() else "unset" if one.default is None else json.dumps(one.default)
-        for field, one in MailgunSettings.model_fields.items()
-    }
-    file = tmp_path / "sendonce.toml"
-    file.write_text(page.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
-    [variable] = re.findall(r'_env = "(\w+)"', file.read_text())
-    assert isinstance(build_transports(load(file, {variable: "secret"}))["default"], MailgunTransport)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,13 +14,11 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from sendonce.activities.transports.base import Asked, LooksUp, Question, Recipient
-from sendonce.activities.transports.capability_table import capability_table
 from sendonce.activities.transports.http_answer import Answer
 from sendonce.activities.transports.mailjet import MailjetSettings, MailjetTransport, classify
 from sendonce.errors import InvalidEmail
 from sendonce.message import Attachment, OutgoingEmail
 from sendonce.outcome import Accepted, AttemptResult, Refused
-from sendonce.settings import build_transports, load
 from sendonce.testing import http_misbehaviour as bad
 from sendonce.testing.attempt import RecordingGate, make_job
 from sendonce.testing.mailjet_server import MailjetServer, mailjet_error
@@ -327,19 +323,3 @@ def test_settings_that_cannot_work_are_refused_in_plain_words(settings: dict[str
     with pytest.raises(ValidationError) as caught:
         MailjetSettings(**{"api_key": SecretStr("public"), "secret_key": SecretStr("private"), **settings})
     assert says in str(caught.value)
-
-
-def test_its_page_says_what_the_code_does(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/providers/mailjet.md").read_text(encoding="utf-8")
-    assert capability_table({"mailjet": MailjetTransport.capability}).replace("\n", "") in page.replace("\n", "")
-    settings = page.partition("## Settings")[2].partition("## ")[0]
-    documented = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", settings, re.MULTILINE))
-    assert documented == {
-        field: "required" if each.is_required() else "unset" if each.default is None else json.dumps(each.default)
-        for field, each in MailjetSettings.model_fields.items()
-    }
-    file = tmp_path / "sendonce.toml"
-    file.write_text(page.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
-    variables = dict.fromkeys(re.findall(r'_env = "(\w+)"', file.read_text()), "secret")
-    assert len(variables) == 2
-    assert isinstance(build_transports(load(file, variables))["default"], MailjetTransport)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from sendonce.activities.transports.base import Asked, LooksUp, Question, Recipient
-from sendonce.activities.transports.capability_table import capability_table
 from sendonce.activities.transports.http_answer import Answer
 from sendonce.activities.transports.http_client import FOUND_LIMIT
 from sendonce.activities.transports.postmark import PostmarkSettings, PostmarkTransport, classify
@@ -382,18 +380,3 @@ def test_an_account_of_the_settings_file(tmp_path: Path) -> None:
     assert isinstance(built, PostmarkTransport)
     assert built.identity == "postmark:api.postmarkapp.com"
     assert json.loads(make_job(built, mail()).rendering.body)["MessageStream"] == "receipts"
-
-
-def test_its_page_says_what_the_code_does(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/providers/postmark.md").read_text(encoding="utf-8")
-    assert capability_table({"postmark": PostmarkTransport.capability}).replace("\n", "") in page.replace("\n", "")
-    settings = page.partition("## Settings")[2].partition("## ")[0]
-    documented = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", settings, re.MULTILINE))
-    assert documented == {
-        field: "required" if one.is_required() else "unset" if one.default is None else json.dumps(one.default)
-        for field, one in PostmarkSettings.model_fields.items()
-    }
-    file = tmp_path / "sendonce.toml"
-    file.write_text(page.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
-    [variable] = re.findall(r'_env = "(\w+)"', file.read_text())
-    assert isinstance(build_transports(load(file, {variable: "secret"}))["default"], PostmarkTransport)

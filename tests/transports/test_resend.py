@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -288,21 +287,6 @@ def test_an_account_of_the_settings_file(tmp_path: Path) -> None:
     assert isinstance(built, ResendTransport)
     assert (built.identity, built.key_window) == ("resend:acme", None)
     assert built.secrets("k1")["Authorization"] == "Bearer re_secret"
-
-
-def test_its_page_says_what_the_code_does(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/providers/resend.md").read_text(encoding="utf-8")
-    assert capability_table({"resend": ResendTransport.capability}).replace("\n", "") in page.replace("\n", "")
-    settings = page.partition("## Settings")[2].partition("## ")[0]
-    documented = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", settings, re.MULTILINE))
-    assert documented == {
-        field: "required" if one.is_required() else "unset" if one.default is None else json.dumps(one.default)
-        for field, one in ResendSettings.model_fields.items()
-    }
-    file = tmp_path / "sendonce.toml"
-    file.write_text(page.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
-    [variable] = re.findall(r'_env = "(\w+)"', file.read_text())
-    assert isinstance(build_transports(load(file, {variable: "secret"}))["default"], ResendTransport)
 
 
 def test_the_table_says_what_is_assumed_and_how_soon_a_mail_is_found() -> None:

@@ -6,7 +6,6 @@ import base64
 import email
 import email.policy
 import json
-import re
 import shlex
 import sys
 from collections.abc import AsyncIterator
@@ -18,7 +17,6 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from sendonce.activities.transports.base import LooksUp
-from sendonce.activities.transports.capability_table import capability_table
 from sendonce.activities.transports.http_answer import Answer
 from sendonce.activities.transports.mime import render_mime
 from sendonce.activities.transports.ses import SesSettings, SesTransport, classify
@@ -451,19 +449,3 @@ def test_without_botocore_it_is_said_what_to_install(tmp_path: Path, monkeypatch
         load(file, {})
     assert str(caught.value).startswith(f"{file}: [accounts.mail]")
     assert "pip install 'sendonce[ses]'" in str(caught.value)
-
-
-def test_its_page_says_what_the_code_does(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/providers/ses.md").read_text(encoding="utf-8")
-    assert capability_table({"ses": SesTransport.capability}).replace("\n", "") in page.replace("\n", "")
-    settings = page.partition("## Settings")[2].partition("## ")[0]
-    documented = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", settings, re.MULTILINE))
-    assert documented == {
-        field: "required" if one.is_required() else "unset" if one.default is None else json.dumps(one.default)
-        for field, one in SesSettings.model_fields.items()
-    }
-    file = tmp_path / "sendonce.toml"
-    for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL):
-        file.write_text(block, encoding="utf-8")
-        variables = dict.fromkeys(re.findall(r'_env = "(\w+)"', block), "secret")
-        assert isinstance(build_transports(load(file, variables))["default"], SesTransport)

@@ -19,7 +19,6 @@ from pydantic import SecretStr, ValidationError
 
 from sendonce.activities.provider_key import provider_key
 from sendonce.activities.transports.base import Asked, LooksUp, Question, Recipient
-from sendonce.activities.transports.capability_table import capability_table
 from sendonce.activities.transports.http_answer import Answer
 from sendonce.activities.transports.mime import render_mime
 from sendonce.activities.transports.sparkpost import SparkPostSettings, SparkPostTransport, classify
@@ -496,18 +495,3 @@ def test_an_account_of_the_settings_file(tmp_path: Path) -> None:
     assert isinstance(built, SparkPostTransport)
     assert (built.identity, built.key_window) == ("sparkpost:api.eu.sparkpost.com", None)
     assert built.secrets("k1") == {"Authorization": "secret", "Idempotency-Key": "k1"}
-
-
-def test_its_page_says_what_the_code_does(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/providers/sparkpost.md").read_text(encoding="utf-8")
-    assert capability_table({"sparkpost": transport_for().capability}) in page
-    settings = page.partition("## Settings")[2].partition("## ")[0]
-    documented = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", settings, re.MULTILINE))
-    assert documented == {
-        field: "required" if one.is_required() else "unset" if one.default is None else json.dumps(one.default)
-        for field, one in SparkPostSettings.model_fields.items()
-    }
-    file = tmp_path / "sendonce.toml"
-    file.write_text(page.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
-    [variable] = re.findall(r'_env = "(\w+)"', file.read_text())
-    assert isinstance(build_transports(load(file, {variable: "secret"}))["default"], SparkPostTransport)

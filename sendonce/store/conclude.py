@@ -1,131 +1,25 @@
-"""Where a mail stands, by all that is known of it: load every fact, let :mod:`sendonce.stages` decide, write it.
+"""Where a mail stands, by all that is known of it: :mod:`~sendonce.store.plan` decides, and this writes it.
 
 The one place where a stage is written after an attempt, a proof, a limit or a decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from psycopg import AsyncConnection
-from psycopg.rows import dict_row
 
-from sendonce.errors import ConfigurationError
-from sendonce.outcome import Accepted, AttemptResult, Deferred, NotOffered, Outcome, Refused, outcome_from_json
-from sendonce.policy import LanePolicy, RetryPolicy
-from sendonce.stages import (
-    AttemptFacts,
-    Limits,
-    Proof,
-    RecipientStage,
-    RecipientView,
-    Stage,
-    Verdict,
-    email_stage,
-    next_generation,
-    recipient_view,
-)
+from sendonce.outcome import AttemptResult
+from sendonce.policy import LanePolicy
+from sendonce.stages import Limits, RecipientStage, RecipientView, Stage, email_stage, recipient_view
 from sendonce.store import alarms
+from sendonce.store.mail import Mail
+from sendonce.store.plan import Plan, make_plan
 from sendonce.store.records import Busy, Finished, Held, Standing, Wait
-
-UNCOUNTED_DELAY = 5.0
-"""Seconds until the next try after an attempt that is not counted."""
 
 LOOK_UP_FIRST = 5.0
 """Seconds from the beginning of an unknown until its provider is asked for the first time."""
-
-
-@dataclass
-class Mail:
-    """All that is known of one mail, its row locked."""
-
-    row: dict[str, Any]
-    attempts: list[dict[str, Any]]
-    facts: list[AttemptFacts]
-    recipients: list[dict[str, Any]]
-    proofs: list[Proof]
-
-    @property
-    def id(self) -> UUID:
-        return UUID(str(self.row["id"]))
-
-    @property
-    def stage(self) -> Stage:
-        return Stage(self.row["stage"])
-
-
-# An open pause counts up to its last sign of life: workers whose settings are gone for good must not stop the age
-# clock.
-_LOCK = """
-SELECT e.*, c.now,
-    coalesce((SELECT sum(a.paused_total + CASE WHEN a.paused_at IS NULL THEN interval '0' ELSE
-                greatest(interval '0', least(c.now, coalesce(a.probe_until, a.probe_at) + interval '15 minutes')
-                    - a.paused_at) END)
-              FROM sendonce.account a WHERE a.name = e.account AND a.from_domain IN ('', e.from_domain)), interval '0')
-        AS paused
-FROM sendonce.email e, (SELECT sendonce.clock() AS now) c WHERE e.id = %(id)s FOR UPDATE OF e
-"""
-_ATTEMPTS = "SELECT * FROM sendonce.attempt WHERE email_id = %(id)s ORDER BY number"
-_RECIPIENTS = "SELECT ordinal, stage, attempt_id FROM sendonce.recipient WHERE email_id = %(id)s ORDER BY ordinal"
-_EVIDENCE = "SELECT ordinal, accepted, generation FROM sendonce.evidence WHERE email_id = %(id)s"
-
-
-async def load(conn: AsyncConnection[Any], email_id: UUID) -> Mail | None:
-    """Lock the row and read every fact. The reads come after the lock, so they see what it protects."""
-    params = {"id": email_id}
-    async with conn.pipeline():
-        cursors = [conn.cursor(row_factory=dict_row) for _ in range(4)]
-        for cursor, query in zip(cursors, (_LOCK, _ATTEMPTS, _RECIPIENTS, _EVIDENCE), strict=True):
-            await cursor.execute(query, params)
-    row = await cursors[0].fetchone()
-    if row is None:
-        return None
-    attempts = await cursors[1].fetchall()
-    mail = Mail(
-        row,
-        attempts,
-        [],
-        await cursors[2].fetchall(),
-        [Proof(p["ordinal"], p["accepted"], p["generation"]) for p in await cursors[3].fetchall()],
-    )
-    mail.facts = [_facts(a, mail) for a in attempts]
-    return mail
-
-
-def _facts(attempt: dict[str, Any], mail: Mail) -> AttemptFacts:
-    in_flight = mail.stage is Stage.TRANSMITTING and mail.row["lease_id"] == attempt["id"]
-    answers = {int(ordinal): outcome_from_json(body) for ordinal, body in attempt["answers"].items()}
-    return AttemptFacts(
-        str(attempt["id"]), attempt["number"], attempt["generation"], tuple(attempt["offered"]), in_flight, answers
-    )
-
-
-def counts(outcome: Outcome) -> bool:
-    """Does this outcome use up one of the mail's attempts?"""
-    if isinstance(outcome, NotOffered):
-        return outcome.counted
-    return outcome.kind != "account_fault"
-
-
-def counted(outcomes: Collection[Outcome]) -> bool:
-    """Does an attempt with these outcomes use up one of the mail's attempts?
-
-    Not when it only met the server's limit of recipients and served some of them: each such attempt serves more.
-    """
-    return any(counts(o) for o in outcomes) and not _goes_on(outcomes)
-
-
-def _goes_on(outcomes: Collection[Outcome]) -> bool:
-    beyond = any(isinstance(o, Deferred) and o.beyond_limit for o in outcomes)
-    return beyond and any(isinstance(o, (Accepted, Refused)) for o in outcomes)
-
-
-def _greylisted(outcomes: Collection[Outcome]) -> bool:
-    deferred = [o for o in outcomes if isinstance(o, Deferred)]
-    return bool(deferred) and all(o.greylisted for o in deferred)
 
 
 async def conclude(
@@ -165,7 +59,7 @@ async def conclude(
     if before is Stage.CLAIMED and not ends_hold and not changed:
         return Busy(1.0, before)
 
-    plan = _plan(mail, views, lane, result, exhausted=exhausted)
+    plan = make_plan(mail, views, lane, result, exhausted=exhausted)
     if before.final and not reopen:
         verdict = email_stage((v.stage for v in views.values()), Limits(exhausted=True, unknown_closed=True))
         plan.verdict = verdict
@@ -173,118 +67,6 @@ async def conclude(
         conn, mail, plan, lane=lane, cause=cause, actor=actor, attempt_id=attempt_id, alarm_delay=alarm_delay
     )
     return _standing_of(mail, plan)
-
-
-@dataclass
-class _Plan:
-    verdict: Verdict
-    wait: float | None
-    """Seconds until the next attempt; None: held, or final."""
-    generation: int
-    open_ordinals: list[int]
-    attempts: int
-    code: int | None
-    enhanced: str | None
-
-
-def _plan(
-    mail: Mail,
-    views: dict[int, RecipientView],
-    lane: LanePolicy,
-    result: AttemptResult | None,
-    *,
-    exhausted: bool,
-) -> _Plan:
-    row, now = mail.row, mail.row["now"]
-    retry = _retry(row, lane)
-    tried = [a for a in mail.attempts if a["counted"] and a["number"] > row["requeue_floor"]]
-    if tried and row["first_attempt_at"] is None:
-        row["first_attempt_at"], row["pause_base"] = tried[0]["claimed_at"], row["paused"]
-    age = 0.0
-    if row["first_attempt_at"] is not None:
-        age = max(0.0, (now - row["first_attempt_at"] - (row["paused"] - row["pause_base"])).total_seconds())
-    stages = [v.stage for v in views.values()]
-    unanswered = RecipientStage.UNANSWERED in stages
-    cancelled = row["cancel_requested_at"] is not None
-    expired = row["expires_at"] is not None and row["expires_at"] <= now
-
-    wait: float | None
-    news = list(result.outcomes.values()) if result is not None else []
-    wished = max((getattr(o, "retry_after", None) or 0.0 for o in news), default=0)
-    if result is None and row["next_attempt_at"] is not None:
-        # Nothing was tried: what was planned stands.
-        wait = max(0.0, (row["next_attempt_at"] - now).total_seconds())
-    elif _goes_on(news):
-        wait = 0.0
-    elif not tried:
-        wait = UNCOUNTED_DELAY if result is not None else 0.0
-    elif result is None or counted(news):
-        wait = retry.after(len(tried), age, retry_after=wished)
-        if wait is not None and row["retry"] is None and _greylisted(news):
-            wait = _greylist_wait(mail, lane, wait, wished, left=retry.max_age - age)
-    else:
-        wait = max(UNCOUNTED_DELAY, min(wished, retry.cap))
-    limits = Limits(
-        cancelled=cancelled,
-        expired=expired,
-        exhausted=exhausted or wait is None,
-        unknown_closed=row["close_at"] is not None and row["close_at"] <= now,
-    )
-    verdict = email_stage(stages, limits)
-    generation = next_generation(row["generation"], mail.facts, views)
-    if verdict.stage is Stage.UNKNOWN:
-        wait = _unknown_wait(row, lane, wait, stopped=cancelled or expired)
-    elif verdict.stage.final:
-        wait = None
-    elif wait is not None and row["expires_at"] is not None:
-        # Wake at the deadline at the latest, to say that it has passed.
-        wait = min(wait, (row["expires_at"] - now).total_seconds())
-    shown = result.first_reply() if result is not None else None
-    assert unanswered or verdict.stage is not Stage.UNKNOWN
-    return _Plan(
-        verdict,
-        wait,
-        generation,
-        [o for o, v in views.items() if v.stage in _OPEN],
-        len(tried),
-        (shown.code or None) if shown else row["last_code"],
-        (shown.enhanced or None) if shown else row["last_enhanced"],
-    )
-
-
-def _greylist_wait(mail: Mail, lane: LanePolicy, wait: float, wished: float, *, left: float) -> float:
-    """The lane's own early delays for a server that defers strangers; afterwards, and at its end, its usual ones."""
-    times = sum(1 for facts in mail.facts if _greylisted(facts.answers.values()))
-    if times > len(lane.greylist_delays):
-        return wait
-    early = max(lane.greylist_delays[times - 1], wished)
-    return early if early <= left else wait
-
-
-def _retry(row: dict[str, Any], lane: LanePolicy) -> RetryPolicy:
-    try:
-        return RetryPolicy.from_json(row["retry"]) if row["retry"] else lane.retry
-    except ConfigurationError:
-        # Written past the typed API. The content is refused for it; concluding must not fail on it.
-        return lane.retry
-
-
-_OPEN = (RecipientStage.OUTSTANDING, RecipientStage.DEFERRED, RecipientStage.UNANSWERED)
-
-
-def _unknown_wait(row: dict[str, Any], lane: LanePolicy, wait: float | None, *, stopped: bool) -> float | None:
-    """Until the replay under the provider's key, or the one resend of the policy; None: held."""
-    if stopped or wait is None:
-        return None
-    now = row["now"]
-    if row["replay_until"] is not None:
-        left = float((row["replay_until"] - now).total_seconds())
-        if wait < left:
-            return wait
-    if (row["unknown_policy"] or lane.unknown) == "resend" and row["resends"] == 0 and row["answer_by"] is not None:
-        # The resend is tried until it is begun, by the retry policy like every try.
-        return max(wait, float((row["answer_by"] - now).total_seconds()))
-    return None
 
 
 async def _write_recipients(
@@ -347,7 +129,7 @@ VALUES (%s, %s, %s, %s, %s, %s, %s)
 async def _write_mail(
     conn: AsyncConnection[Any],
     mail: Mail,
-    plan: _Plan,
+    plan: Plan,
     *,
     lane: LanePolicy,
     cause: str,
@@ -389,7 +171,7 @@ async def _write_mail(
         await alarms.raise_once(conn, str(stage), row, cause)
 
 
-def _standing_of(mail: Mail, plan: _Plan) -> Standing:
+def _standing_of(mail: Mail, plan: Plan) -> Standing:
     stage, row = plan.verdict.stage, mail.row
     code, enhanced = plan.code or 0, plan.enhanced or ""
     if stage.final:

@@ -14,8 +14,8 @@ from psycopg.rows import class_row
 from sendonce.policy import LanePolicy
 from sendonce.stages import Proof, RecipientStage, Stage
 from sendonce.store import suppressions, wakes
-from sendonce.store.conclude import load
 from sendonce.store.facts import record_evidence
+from sendonce.store.mail import load
 from sendonce.store.sweeps import lane_of
 
 Decision = Literal["sent", "not-sent", "resend"]

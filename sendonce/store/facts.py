@@ -19,7 +19,9 @@ from sendonce.outcome import DEFINITE, AttemptResult, Outcome, Unanswered, outco
 from sendonce.policy import LanePolicy
 from sendonce.stages import AttemptFacts, Proof, RecipientStage, Stage
 from sendonce.store import alarms
-from sendonce.store.conclude import conclude, counted, load
+from sendonce.store.conclude import conclude
+from sendonce.store.mail import load
+from sendonce.store.plan import counted
 from sendonce.store.records import NoSuchRow, Standing
 
 

@@ -12,7 +12,8 @@ from psycopg.rows import class_row
 
 from sendonce.policy import LanePolicy
 from sendonce.stages import RecipientStage, Stage
-from sendonce.store.conclude import conclude, load
+from sendonce.store.conclude import conclude
+from sendonce.store.mail import load
 from sendonce.store.records import NoSuchRow, Standing
 
 SUPPRESSED = "suppressed"

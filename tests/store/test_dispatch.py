@@ -202,7 +202,7 @@ async def plan(bench: Bench, query: str, params: dict[str, object]) -> str:
 
 
 async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> None:
-    from sendonce.store import claims, conclude, dispatch, leases, offers, sweeps
+    from sendonce.store import claims, dispatch, leases, mail, offers, sweeps
 
     await bench.run(
         "INSERT INTO sendonce.email (id, account, key, lane, stage, created_at, next_attempt_at, started_at, seen_at)"
@@ -228,7 +228,7 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
         "unserved": (sweeps._UNSERVED, {"after": 300.0}),
         "alarms": (sweeps._ALARMS.replace("%s", "100"), {}),
         "renew": (leases._RENEW, {"leases": [some], "lease_seconds": 20.0}),
-        "lock": (conclude._LOCK, {"id": some}),
+        "lock": (mail._LOCK, {"id": some}),
         "claim": (
             claims._CLAIM,
             {

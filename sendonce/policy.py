@@ -107,7 +107,11 @@ class RetryPolicy:
         return total
 
     def warnings(self, *, key_window: float | None = None) -> list[str]:
-        """What in this policy can never act, as sentences for the start-up log; empty when all of it can."""
+        """What in this policy can never act, as sentences for the start-up log; empty when all of it can.
+
+        ``key_window``: seconds in which a replay may begin, the provider's window less the margin; None: there are no
+        replays.
+        """
         found = []
         first = self.delay(1, _NoJitter())
         if self.max_attempts > 1 and first > self.max_age:
@@ -122,8 +126,8 @@ class RetryPolicy:
             found.append(f"max_attempts {self.max_attempts} uses only the first {self.max_attempts - 1} delays")
         if key_window is not None and first > key_window:
             found.append(
-                f"the first retry comes after {first:g} s, beyond the provider's key window of {key_window:g} s: "
-                "an unanswered mail can never be replayed"
+                f"the first retry comes after {first:g} s, beyond the {key_window:g} s in which the provider's key can "
+                "be used again: an unanswered mail can never be replayed"
             )
         return found
 

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import sqlalchemy.exc
+import psycopg
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
@@ -57,6 +57,8 @@ class WorkerConfig:
     """What libpq takes."""
     transports: Mapping[str, Transport]
     """By account name."""
+    fallbacks: Mapping[str, str] = field(default_factory=dict)
+    """Account by account, the one that takes over while it is paused, for mail that it certainly has not accepted."""
     temporal: Mapping[str, Any] = field(default_factory=lambda: {"target_host": "localhost:7233"}, repr=False)
     """Arguments of ``temporalio.client.Client.connect``; the data converter is ours."""
     lanes: Mapping[str, LanePolicy] = field(default_factory=lambda: DEFAULT_LANES)
@@ -104,6 +106,9 @@ class WorkerConfig:
         for lane in self.served:
             if lane not in self.lanes:
                 raise ConfigurationError(f"there is no lane {lane!r} to serve; lanes: {', '.join(self.lanes)}")
+        for account, fallback in self.fallbacks.items():
+            if fallback == account or not {account, fallback} <= self.transports.keys():
+                raise ConfigurationError(f"account {account!r} cannot fall back to {fallback!r}: name another account")
 
     def served_lanes(self) -> list[LanePolicy]:
         """The lanes of this process, in order."""
@@ -159,7 +164,7 @@ async def serve(
         for opened in (pool, lease_pool):
             closing.push_async_callback(opened.close)
             await opened.open()
-        store, lease_store = Store(pool, digests), Store(lease_pool, digests)
+        store, lease_store = Store(pool, digests, config.fallbacks), Store(lease_pool, digests)
         for transport in config.transports.values():
             closing.push_async_callback(transport.close)
         keeper = LeaseKeeper(
@@ -179,7 +184,7 @@ async def serve(
         loops.start(forever("wakes", WAKE_SECONDS, upkeep.wake, health))
         loops.start(forever("events", UPKEEP_SECONDS, upkeep.join_events, health))
         loops.start(forever("alarms", UPKEEP_SECONDS, upkeep.deliver_alarms, health))
-        look_ups = LookUps(store, config.transports, poker, config.lanes, worker_id)
+        look_ups = LookUps(store, config.transports, poker, config.lanes, worker_id, config.fallbacks)
         loops.start(forever("look-ups", UPKEEP_SECONDS, look_ups.round, health))
 
         client = client or await _connect(config, stop)
@@ -344,9 +349,9 @@ async def _store_is_ready(config: WorkerConfig, stop: asyncio.Event) -> bool:
     while not stop.is_set():
         try:
             await asyncio.to_thread(check, config.database_url)
-        except sqlalchemy.exc.OperationalError as error:
+        except psycopg.OperationalError as error:
             # The driver's words: host, user and database, never the password.
-            why = " ".join(str(error.orig).split())[:300]
+            why = " ".join(str(error).split())[:300]
             logger.warning("the store cannot be reached (%s); next try in %.0f s", why, delay)
             await _pause(stop, delay)
             delay = min(LONGEST_BACK_OFF, delay * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
 from uuid import UUID
 
 from sendonce.activities.failures import safe_code
@@ -11,6 +12,14 @@ from sendonce.store.records import Claimed
 
 OUTAGE = "outage"
 """The reason of a pause that the breaker made."""
+
+
+class Probe(NamedTuple):
+    """The pause that an attempt passes as its probe."""
+
+    account: str
+    domain: str
+    """``""``: the whole account's."""
 
 
 class AccountWatch:
@@ -78,10 +87,10 @@ class AccountWatch:
         elif probe is not None:
             await self._store.give_probe_back(account, domain=probe)
 
-    async def no_answer(self, account: str, probe: str | None) -> None:
+    async def no_answer(self, probe: Probe | None) -> None:
         """The attempt did not come as far as an outcome; if it was a probe, another may pass."""
         if probe is not None:
-            await self._store.give_probe_back(account, domain=probe)
+            await self._store.give_probe_back(probe.account, domain=probe.domain)
 
     async def _works(self, account: str, domain: str) -> None:
         await self._store.account_works(account, domain=domain)

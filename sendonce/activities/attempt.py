@@ -14,7 +14,7 @@ import psycopg_pool
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from sendonce.activities.account_watch import AccountWatch
+from sendonce.activities.account_watch import AccountWatch, Probe
 from sendonce.activities.answers import from_carried, to_answer, to_carried
 from sendonce.activities.failures import where
 from sendonce.activities.inflight import Flight
@@ -123,28 +123,36 @@ class Delivery(DeliverySteps):
     async def _deliver(self, flight: Flight) -> AttemptAnswer:
         """The attempt as a task of the process."""
         try:
-            probe: str | None = None
+            probe: Probe | None = None
             answer = await self._claim(flight)
-            if isinstance(answer, Paused):
-                account, domain = flight.ticket.account, answer.domain
-                self._accounts.is_paused(account, domain)
-                if answer.probe_due and await self._store.take_probe(account, flight.email_id, domain=domain):
-                    probe = domain
+            diverted = False
+            while isinstance(answer, Paused) and probe is None:
+                self._accounts.is_paused(answer.account, answer.domain)
+                if not answer.probe_due:
+                    break
+                if await self._store.take_probe(answer.account, flight.email_id, domain=answer.domain):
+                    probe = Probe(answer.account, answer.domain)
                     answer = await self._claim(flight, probe=probe)
+                elif answer.can_divert and not diverted:
+                    # Somebody else has the probe, or is to have it: this mail need not wait for what it meets.
+                    diverted = True
+                    answer = await self._claim(flight, divert=True)
+                else:
+                    break
             if isinstance(answer, Wait) and answer.why == "alone":
                 return await self._alone(flight, probe=probe)
             return await self._carry_out(flight, answer, probe=probe)
         except psycopg.OperationalError:
             return replace(self._store_away(), recorded=True)
 
-    async def _alone(self, flight: Flight, *, probe: str | None) -> AttemptAnswer:
+    async def _alone(self, flight: Flight, *, probe: Probe | None) -> AttemptAnswer:
         """This mail's claims lapsed twice: it may be what takes processes down, so nothing else runs beside it."""
         async with self._flights.quiet(flight.email_id, QUIET_SECONDS) as alone:
             answer = await self._claim(flight, probe=probe, alone=alone)
             return await self._carry_out(flight, answer, probe=probe)
 
     async def _claim(
-        self, flight: Flight, *, probe: str | None = None, alone: bool = False
+        self, flight: Flight, *, probe: Probe | None = None, alone: bool = False, divert: bool = False
     ) -> Claimed | Standing | Paused:
         sent = asyncio.get_running_loop().time()
         answer = await self._store.claim(
@@ -154,7 +162,9 @@ class Delivery(DeliverySteps):
             worker=self._means.worker,
             lease_seconds=self._means.lease_seconds,
             alone=alone,
-            probe=probe,
+            probe=probe.domain if probe else None,
+            probe_of=probe.account if probe else None,
+            divert=divert,
             outage_ago=self._means.health.ago(),
         )
         if isinstance(answer, Claimed):
@@ -162,15 +172,19 @@ class Delivery(DeliverySteps):
         return answer
 
     async def _carry_out(
-        self, flight: Flight, answer: Claimed | Standing | Paused, *, probe: str | None
+        self, flight: Flight, answer: Claimed | Standing | Paused, *, probe: Probe | None
     ) -> AttemptAnswer:
         if not isinstance(answer, Claimed):
-            await self._accounts.no_answer(flight.ticket.account, probe)
+            await self._accounts.no_answer(probe)
             return to_answer(answer)
+        if probe is not None and probe.account != answer.account:
+            # The mail's own account was opened in between, and needs no probe of the fallback.
+            await self._accounts.no_answer(probe)
+            probe = None
         transmission = Transmission(self._means, flight, answer)
         came = await transmission.conclude()
         if isinstance(came, GiveBack):
-            await self._accounts.no_answer(answer.account, probe)
+            await self._accounts.no_answer(probe)
             return await self._give_back(flight, answer, came)
         try:
             came = await self._accounts.blame(answer, came)
@@ -179,7 +193,7 @@ class Delivery(DeliverySteps):
             self._means.health.away()
         standing = await self._settle(flight, answer, came)
         try:
-            await self._accounts.judge(answer, came, probe=probe, reached=transmission.begun)
+            await self._accounts.judge(answer, came, probe=probe.domain if probe else None, reached=transmission.begun)
         except psycopg.OperationalError:
             # The next attempt meets the same answer.
             self._means.health.away()

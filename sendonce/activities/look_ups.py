@@ -35,31 +35,37 @@ class LookUps:
         poker: Poker,
         lanes: Mapping[str, LanePolicy],
         worker: str,
+        fallbacks: Mapping[str, str],
     ) -> None:
         self._store = store
         self._poker = poker
         self._lanes = lanes
         self._worker = worker
         self._askable = {name: one for name, one in transports.items() if one.capability.look_up}
+        # A mail may have gone by its account's fallback.
+        self._accounts = [name for name in transports if {name, fallbacks.get(name)} & self._askable.keys()]
 
     async def round(self) -> None:
         """Ask about what is due, account beside account, so that a slow provider holds up no other."""
-        await asyncio.gather(*(self._account(name, transport) for name, transport in self._askable.items()))
+        await asyncio.gather(*(self._account(name) for name in self._accounts))
 
-    async def _account(self, name: str, transport: Transport) -> None:
-        for question in await self._store.due_look_ups(name, PER_ROUND):
-            if question.identity != transport.identity:
-                # Made under another account: this one's records say nothing of it.
+    async def _account(self, owner: str) -> None:
+        failed: set[str] = set()
+        for question in await self._store.due_look_ups(owner, PER_ROUND):
+            name = question.via
+            transport = self._askable.get(name)
+            if transport is None or name in failed or question.identity != transport.identity:
+                # The last: made under another account of the provider, whose records this one does not know.
                 continue
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await self._ask(transport, question)
-            except Asked as failed:
-                logger.warning("look-up failed: account=%s %s", name, safe_code(failed.why) or "no usable answer")
-                return
+            except Asked as error:
+                logger.warning("look-up failed: account=%s %s", name, safe_code(error.why) or "no usable answer")
+                failed.add(name)
             except TimeoutError:
                 logger.warning("look-up failed: account=%s no answer in time", name)
-                return
+                failed.add(name)
             except Exception as error:
                 logger.error("look-up failed: email_id=%s %s", question.email_id, where(error))
 

@@ -169,12 +169,25 @@ class Transmission:
         if slot != MIME_SLOT:
             # A request names whom it goes to: another envelope is another request, also before anything was offered.
             slot = f"{slot}:{_named(envelope)}"
+            if claimed.account != claimed.owner:
+                # And by which account: two of one provider have the same URL.
+                slot = f"{slot}:{claimed.account}"
         if claimed.pins is not None:
             key, slot = claimed.pins.provider_key, claimed.pins.slot
         content = claimed.content if slot == MIME_SLOT else means.guard.content(claimed.content)
         try:
             pinned = await self._pinned(transport, content, envelope, slot, key)
         except InvalidEmail as error:
+            if claimed.account != claimed.owner:
+                # What the fallback cannot carry, the mail's own account may: it waits for that one.
+                logger.warning(
+                    "account %r cannot stand in for %r with this mail (%s): email_id=%s; it waits",
+                    claimed.account,
+                    claimed.owner,
+                    error.field,
+                    claimed.email_id,
+                )
+                raise _CannotSend(GiveBack("fallback_cannot", SET_UP_DELAY)) from None
             return _invalid(ordinals, error)
         # What takes a process down is making the mail, not waiting for its relay: let the others in again.
         means.flights.end_quiet(claimed.email_id)
@@ -237,7 +250,7 @@ class Transmission:
             content = self._filled(content)
         if content.mime is not None and not transport.capability.takes_mime:
             raise InvalidEmail("mime", "this account's provider takes no ready-made messages: use one that does")
-        mail = Mail(str(claimed.email_id), claimed.key, claimed.account, claimed.message_id, _date(claimed), content)
+        mail = Mail(str(claimed.email_id), claimed.key, claimed.owner, claimed.message_id, _date(claimed), content)
         rendering = transport.render(mail, envelope.recipients, key)
         return rendering, rendering.digest()
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
-import sqlalchemy.exc
+import psycopg
 from temporalio.client import Client
 from temporalio.service import RPCError
 
@@ -59,7 +59,7 @@ async def _serve(config: WorkerConfig) -> None:
         closing.push_async_callback(pool.close)
         await pool.open()
         digests = {account: transport.settings_digest for account, transport in config.transports.items()}
-        store = Store(pool, digests)
+        store = Store(pool, digests, config.fallbacks)
         starter = Starter(
             store,
             client,
@@ -85,7 +85,7 @@ async def _reached(what: str, connect: Callable[[], Awaitable[_Found]]) -> _Foun
     while True:
         try:
             return await connect()
-        except (sqlalchemy.exc.OperationalError, RuntimeError, RPCError) as error:
+        except (psycopg.OperationalError, RuntimeError, RPCError) as error:
             logger.warning("%s cannot be reached (%s); next try in %.0f s", what, type(error).__name__, delay)
             await asyncio.sleep(delay)
             delay = min(LONGEST_BACK_OFF, delay * 2)

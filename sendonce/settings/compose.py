@@ -23,7 +23,8 @@ RFC_ANSWER_SECONDS = 600
 def build_transports(settings: Settings) -> dict[str, Transport]:
     """One transport for each account; nothing is connected yet.
 
-    Raises :class:`~sendonce.errors.ConfigurationError` when there is no account, or a file of one cannot be read.
+    Raises :class:`~sendonce.errors.ConfigurationError` when there is no account, a file of one cannot be read, or its
+    transport, of another package, does not keep the contract.
     """
     if not settings.accounts:
         raise ConfigurationError(
@@ -35,6 +36,8 @@ def build_transports(settings: Settings) -> dict[str, Transport]:
             built[name] = account.build()
         except OSError as error:
             raise ConfigurationError(f"{settings.source}: [accounts.{name}] {error.strerror or error}") from None
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{settings.source}: [accounts.{name}] {error}") from None
     return built
 
 
@@ -77,13 +80,20 @@ def temporal_connection(settings: Settings, environ: Mapping[str, str] | None = 
 
 
 def build_worker_config(settings: Settings, transports: Mapping[str, Transport]) -> WorkerConfig:
-    """What :func:`sendonce.worker.serve` takes. ``transports`` are those of :func:`build_transports`."""
+    """What :func:`sendonce.worker.serve` takes. ``transports`` are those of :func:`build_transports`.
+
+    Raises :class:`~sendonce.errors.ConfigurationError` for a contradiction that the settings say to refuse.
+    """
     from sendonce.worker import WorkerConfig
+
+    if settings.worker.short_windows == "refuse" and (found := window_warnings(settings, transports)):
+        raise ConfigurationError(f'{settings.source}: [worker] short_windows = "refuse": {"; ".join(found)}')
 
     worker, starter, safety = settings.worker, settings.starter, settings.safety
     return WorkerConfig(
         database_url=settings.database_url,
         transports=transports,
+        fallbacks={name: one.fallback for name, one in settings.accounts.items() if one.fallback},
         temporal=temporal_connection(settings),
         lanes=settings.lanes,
         served=worker.lanes,
@@ -106,17 +116,25 @@ def build_worker_config(settings: Settings, transports: Mapping[str, Transport])
     )
 
 
-def warnings(settings: Settings, transports: Mapping[str, Transport]) -> list[str]:
-    """What can be started and is not what somebody wanted: sentences for the start-up log."""
+def window_warnings(settings: Settings, transports: Mapping[str, Transport]) -> list[str]:
+    """Where a lane's pace and a provider's memory of keys contradict each other."""
     found = []
-    smtp = [name for name, account in settings.accounts.items() if account.transport == "smtp"]
+    margin = settings.worker.window_margin_seconds
     for name, lane in served_lanes(settings).items():
         plain = lane.retry.warnings()
-        found += [f"[lanes.{name}.retry] {warning}" for warning in plain]
         for account, transport in transports.items():
-            for warning in lane.retry.warnings(key_window=transport.key_window):
-                if warning not in plain:
-                    found.append(f"[lanes.{name}.retry] with account {account!r}: {warning}")
+            window = None if transport.key_window is None else max(0.0, transport.key_window - margin)
+            ours = [warning for warning in lane.retry.warnings(key_window=window) if warning not in plain]
+            found += [f"[lanes.{name}.retry] with account {account!r}: {warning}" for warning in ours]
+    return found
+
+
+def warnings(settings: Settings, transports: Mapping[str, Transport]) -> list[str]:
+    """What can be started and is not what somebody wanted: sentences for the start-up log."""
+    found = window_warnings(settings, transports)
+    smtp = [name for name, account in settings.accounts.items() if account.transport == "smtp"]
+    for name, lane in served_lanes(settings).items():
+        found += [f"[lanes.{name}.retry] {warning}" for warning in lane.retry.warnings()]
         if smtp and lane.answer_seconds < RFC_ANSWER_SECONDS:
             found.append(
                 f"[lanes.{name}] answer_seconds = {lane.answer_seconds:g} with account {smtp[0]!r} (SMTP): a mail is "

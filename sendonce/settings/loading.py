@@ -157,13 +157,26 @@ class _Loader:
             rest = {
                 key: None if value is False and _may_be_unset(model, key) else value
                 for key, value in table.items()
-                if key not in ("transport", "webhook")
+                if key not in ("transport", "webhook", "fallback")
             }
             options, webhook = self._validated(model, rest, where), None
             if "webhook" in table:
                 webhook = self._validated(WebhookSettings, table["webhook"], f"{where}.webhook")
-            accounts[name] = AccountSettings(name, table["transport"], options, factory, webhook)
+            fallback = self._fallback(name, table, tables)
+            accounts[name] = AccountSettings(name, table["transport"], options, factory, webhook, fallback)
         return accounts
+
+    def _fallback(self, name: str, table: dict[str, Any], tables: dict[str, Any]) -> str | None:
+        fallback = table.get("fallback")
+        if fallback is None:
+            return None
+        if not isinstance(fallback, str) or fallback == name or fallback not in tables:
+            others = ", ".join(other for other in tables if other != name)
+            raise self._error(
+                f"[accounts.{name}] fallback must be the name of another account"
+                + (f"; there are {others}" if others else "; there is none")
+            )
+        return fallback
 
     def _check_name(self, section: str, name: str) -> None:
         if not _NAME.fullmatch(name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from sendonce.errors import InvalidEmail
 from sendonce.message import Address
 from sendonce.policy import LanePolicy, RetryPolicy, UnknownPolicy
+from sendonce.settings import transports
 from sendonce.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
@@ -84,6 +85,9 @@ class WorkerSettings(_Section):
     this before it kills. 0 to 3600, default 30."""
     window_margin_seconds: float = Field(default=300.0, ge=0, le=86400)
     """An unanswered mail is not replayed so shortly before the provider forgets its key. 0 to 86400, default 300."""
+    short_windows: Literal["warn", "refuse"] = "warn"
+    """What a worker does at its start when a lane may wait longer for its next attempt than an account's provider
+    remembers a key, so that such a mail cannot be replayed: ``warn`` in the log, or ``refuse`` to start."""
     breaker_mails: int = Field(default=10, ge=1, le=1000)
     """After failures of so many different mails in a row, the account is paused as an outage. 1 to 1000, default 10."""
     lanes: tuple[str, ...] = Field(default=(), strict=False)
@@ -232,10 +236,13 @@ class AccountSettings:
     factory: type[Any] = field(repr=False)
     webhook: WebhookSettings | None = None
     """``[accounts.<name>.webhook]``. None: the provider writes to nobody."""
+    fallback: str | None = None
+    """``fallback = "<name>"``: the account that takes over while this one is paused, for mail that this one certainly
+    has not accepted. Its own fallback is not taken. None: the mail waits."""
 
     def build(self) -> Transport:
-        """The configured transport; nothing is connected yet."""
-        transport: Transport = self.factory(self.options)
+        """The configured transport; nothing is connected yet. Raises what :func:`sendonce.settings.transports.build` raises."""
+        transport: Transport = transports.build(self.transport, self.factory, self.options)
         return transport
 
 

@@ -28,6 +28,7 @@ from sendonce.store import (
     leases,
     look_ups,
     offers,
+    routes,
     suppressions,
     sweeps,
     wakes,
@@ -75,13 +76,20 @@ def open_pool(
 class Store:
     """Every statement the worker and the starter make, each one short transaction.
 
-    ``digests`` maps account names to the digest of the settings this process holds: which pauses concern it. A store
-    that is away raises :class:`psycopg.OperationalError`; everything else is an answer.
+    ``digests`` maps account names to the digest of the settings this process holds: which pauses concern it.
+    ``fallbacks`` maps account names to the account that stands in while they are paused. A store that is away raises
+    :class:`psycopg.OperationalError`; everything else is an answer.
     """
 
-    def __init__(self, pool: AsyncConnectionPool, digests: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        pool: AsyncConnectionPool,
+        digests: Mapping[str, str] | None = None,
+        fallbacks: Mapping[str, str] | None = None,
+    ) -> None:
         self._pool = pool
         self._digests = dict(digests or {})
+        self._fallbacks = dict(fallbacks or {})
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
@@ -100,12 +108,15 @@ class Store:
         lease_seconds: float,
         alone: bool = False,
         probe: str | None = None,
+        probe_of: str | None = None,
+        divert: bool = False,
         outage_ago: float | None = None,
     ) -> ClaimAnswer:
         """Lease the row to a new attempt, or say why not. Any answer stamps that a workflow was seen.
 
         ``alone``: no other attempt runs in this process; a mail whose claims lapsed twice is claimed only then.
-        ``probe``: pass a pause as its probe; the From domain it is limited to, or ``""``.
+        ``probe``: pass a pause as its probe; the From domain it is limited to, or ``""``. ``probe_of``: the account, by
+        default the mail's. ``divert``: take the fallback although a probe of the mail's own account is due.
         ``outage_ago``: seconds since this process last saw the store out of reach; lapses from before that blame no
         mail.
         """
@@ -116,10 +127,10 @@ class Store:
                 key,
                 lane=lane,
                 digests=self._digests,
+                route=routes.params(self._fallbacks, probe=probe, probe_of=probe_of, divert=divert),
                 worker=worker,
                 lease_seconds=lease_seconds,
                 alone=alone,
-                probe=probe,
                 outage_ago=outage_ago,
             )
             if answer == suppressions.SUPPRESSED:
@@ -371,7 +382,13 @@ class Store:
         """Stamp and return rows due within a minute that were never started."""
         async with self._connection() as conn:
             return await dispatch.unstarted(
-                conn, lane, limit=limit, ceiling=ceiling, digests=self._digests, accounts_full=accounts_full
+                conn,
+                lane,
+                limit=limit,
+                ceiling=ceiling,
+                digests=self._digests,
+                fallbacks=self._fallbacks,
+                accounts_full=accounts_full,
             )
 
     async def unstamp(self, email_ids: Sequence[UUID]) -> None:
@@ -382,7 +399,14 @@ class Store:
     async def overdue(self, lane: str, *, limit: int, after_seconds: float = 60.0) -> list[Startable]:
         """Stamp and return rows that are due while their workflow seems to have vanished."""
         async with self._connection() as conn:
-            return await dispatch.overdue(conn, lane, limit=limit, digests=self._digests, after_seconds=after_seconds)
+            return await dispatch.overdue(
+                conn,
+                lane,
+                limit=limit,
+                digests=self._digests,
+                fallbacks=self._fallbacks,
+                after_seconds=after_seconds,
+            )
 
     async def due_in(self, lane: str) -> float | None:
         """Seconds until the next unstarted row comes within a minute; None when none waits."""

@@ -160,7 +160,7 @@ _CULPRIT = """
 SELECT EXISTS (
     SELECT FROM sendonce.attempt t JOIN sendonce.account a
         ON a.name = %(name)s AND a.settings_digest = %(digest)s AND a.from_domain = %(domain)s
-    WHERE t.email_id = %(email)s AND a.worked_at > t.claimed_at
+    WHERE t.email_id = %(email)s AND t.account = %(name)s AND a.worked_at > t.claimed_at
         AND jsonb_path_exists(t.answers, '$.* ? (@.kind == "account_fault" && @.scope == "sender")')
 )
 """

@@ -18,6 +18,7 @@ from sendonce.errors import InvalidEmail
 from sendonce.message import OutgoingEmail
 from sendonce.policy import LanePolicy
 from sendonce.stages import Stage
+from sendonce.store import routes
 from sendonce.store.records import (
     Busy,
     Claimed,
@@ -34,6 +35,9 @@ from sendonce.store.records import (
 NO_STAGE_HOLDS_LONGER = 86400.0
 """Standing answers never ask a workflow to sleep longer than this; it simply asks again."""
 
+PROBE_LEFT_SECONDS = 5.0
+"""When a mail asks again that has left the due probe of its account to others."""
+
 # What the claim statement decides, in this order. eff is the stage without its holder.
 _VERDICT = """
     CASE
@@ -46,9 +50,7 @@ _VERDICT = """
         WHEN r.eff = 'unknown' AND (r.cancel_requested_at IS NOT NULL OR r.expires_at <= r.now) THEN 'limit'
         WHEN r.next_attempt_at > r.now THEN 'wait'
         WHEN r.eff = 'unknown' AND NOT r.replayable AND NOT r.resendable THEN 'limit'
-        WHEN a.paused_at IS NOT NULL AND %(probe)s::text IS DISTINCT FROM '' THEN 'paused'
-        -- The probe of the whole account passes here too: what it meets tells which of the two it is.
-        WHEN d.paused_at IS NOT NULL AND %(probe)s::text IS NULL THEN 'paused'
+        WHEN route.shut THEN 'paused'
         WHEN r.lapses_now >= 2 AND NOT %(alone)s
             AND r.now < coalesce(r.lease_until, r.claimed_at) + interval '5 minutes' THEN 'alone'
         -- A replay repeats what was offered; whoever would be offered something new is looked up first.
@@ -78,25 +80,20 @@ m AS MATERIALIZED (
             AND l.answer_by <= l.now AS resendable
     FROM l
 ),
-r AS MATERIALIZED (SELECT m.*, m.lapses + m.lapse_counts::integer AS lapses_now FROM m)
+r AS MATERIALIZED (
+    SELECT m.*, m.lapses + m.lapse_counts::integer AS lapses_now,
+        CASE WHEN m.eff <> 'unknown' THEN 'send' WHEN m.replayable THEN 'replay' ELSE 'resend' END AS mode
+    FROM m
+)
 """
 
 _CLAIM = f"""
 WITH {_ROW},
+{routes.ROUTE},
 v AS MATERIALIZED (
-    SELECT r.*, {_VERDICT} AS verdict, p.probe_at, p.from_domain AS paused_domain,
-        coalesce(p.probe_at <= r.now AND coalesce(p.probe_until <= r.now, true), false) AS probe_due,
-        CASE WHEN r.eff <> 'unknown' THEN 'send' WHEN r.replayable THEN 'replay' ELSE 'resend' END AS mode
-    FROM r
-        LEFT JOIN sendonce.account a ON a.name = r.account AND a.from_domain = ''
-            AND a.settings_digest = %(digests)s::jsonb ->> r.account
-        LEFT JOIN sendonce.account d ON d.name = r.account AND d.from_domain = r.from_domain AND d.from_domain <> ''
-            AND d.settings_digest = %(digests)s::jsonb ->> r.account
-        CROSS JOIN LATERAL (
-            SELECT CASE WHEN a.paused_at IS NOT NULL THEN a.probe_at ELSE d.probe_at END AS probe_at,
-                CASE WHEN a.paused_at IS NOT NULL THEN a.probe_until ELSE d.probe_until END AS probe_until,
-                CASE WHEN a.paused_at IS NOT NULL THEN '' ELSE coalesce(d.from_domain, '') END AS from_domain
-        ) p
+    SELECT r.*, {_VERDICT} AS verdict, route.name AS route, route.paused_domain, route.probe_due, route.first_probe_at,
+        route.can_divert
+    FROM r CROSS JOIN route
 ),
 claimed AS (
     UPDATE sendonce.email e SET
@@ -106,7 +103,7 @@ claimed AS (
         claims = v.claims + 1, lapses = v.lapses_now, starts = 0,
         seen_at = v.now, started_at = coalesce(v.started_at, v.now)
     FROM v WHERE e.id = v.id AND v.verdict = 'claim'
-    RETURNING e.id, v.stage AS was, v.mode, e.claims, v.generation, v.now
+    RETURNING e.id, v.stage AS was, v.mode, v.route, e.claims, v.generation, v.now
 ),
 seen AS (
     UPDATE sendonce.email e SET seen_at = v.now, started_at = coalesce(v.started_at, v.now), starts = 0
@@ -117,21 +114,22 @@ lapsed AS (
     FROM v WHERE v.verdict = 'claim' AND v.lapsed AND t.id = v.lease_id AND t.ended_at IS NULL
 ),
 attempt AS (
-    INSERT INTO sendonce.attempt (id, email_id, number, generation, mode, worker, claimed_at)
-    SELECT %(lease)s, id, claims, generation + (mode = 'resend')::integer, mode, %(worker)s, now FROM claimed
+    INSERT INTO sendonce.attempt (id, email_id, number, generation, account, mode, worker, claimed_at)
+    SELECT %(lease)s, id, claims, generation + (mode = 'resend')::integer, route, mode, %(worker)s, now FROM claimed
 ),
 logged AS (
     INSERT INTO sendonce.transition (email_id, at, from_stage, to_stage, cause, actor, attempt_id)
     SELECT id, now, was, 'claimed', mode, %(worker)s, %(lease)s FROM claimed
 )
-SELECT v.verdict, v.mode, v.stage, v.eff, v.account, v.lane, v.key, v.attempts, v.claims + 1 AS number, v.generation,
+SELECT v.verdict, v.mode, v.stage, v.eff, v.account, v.route, v.can_divert, v.lane, v.key, v.attempts,
+    v.claims + 1 AS number, v.generation,
     v.generation_open, v.created_at, v.partial, v.maybe_accepted, v.last_code, v.last_enhanced, v.held_why,
     v.probe_due, v.paused_domain, v.from_domain, v.open_ordinals,
     extract(epoch FROM v.next_attempt_at - v.now)::float8 AS next_in,
     extract(epoch FROM v.close_at - v.now)::float8 AS close_in,
     extract(epoch FROM v.lease_until - v.now)::float8 AS lease_left,
     extract(epoch FROM v.answer_by - v.now)::float8 AS answer_left,
-    extract(epoch FROM v.probe_at - v.now)::float8 AS probe_in,
+    extract(epoch FROM v.first_probe_at - v.now)::float8 AS probe_in,
     t.content, t.message_id, i.id AS installation, i.secrets,
     CASE WHEN t.email_id IS NOT NULL THEN (
         SELECT jsonb_agg(jsonb_build_array(p.ordinal, p.mailbox) ORDER BY p.ordinal)
@@ -155,16 +153,16 @@ async def claim(
     *,
     lane: LanePolicy,
     digests: Mapping[str, str],
+    route: Mapping[str, Any],
     worker: str,
     lease_seconds: float,
     alone: bool,
-    probe: str | None,
     outage_ago: float | None,
 ) -> Claimed | Standing | Paused | str:
     """One statement: lease the row to a new attempt, or say why not.
 
     A ``str`` is a verdict of :data:`LIMIT_VERDICTS`: a limit has been reached, or a recipient is on the suppression
-    list, and the facts module must conclude it.
+    list, and the facts module must conclude it. ``route`` comes from :func:`sendonce.store.routes.params`.
     """
     lease = uuid4()
     params = {
@@ -174,10 +172,10 @@ async def claim(
         "worker": worker,
         "lease_seconds": lease_seconds,
         "alone": alone,
-        "probe": probe,
         "outage_ago": outage_ago,
         "unknown_policy": lane.unknown,
         "digests": Jsonb(dict(digests)),
+        **route,
     }
     async with conn.cursor(row_factory=dict_row) as cur:
         row = await (await cur.execute(_CLAIM, params)).fetchone()
@@ -216,7 +214,8 @@ def _claimed(row: dict[str, Any], lease: UUID, email_id: UUID, files: list[dict[
     return Claimed(
         email_id=email_id,
         key=row["key"],
-        account=row["account"],
+        owner=row["account"],
+        account=row["route"],
         lane=row["lane"],
         attempt_id=lease,
         number=row["number"],
@@ -245,7 +244,9 @@ def _standing(row: dict[str, Any]) -> Standing | Paused:
                 return Busy(max(1.0, row["answer_left"] or 0.0) + 5.0, stage)
             return Busy(max(0.0, row["lease_left"] or 0.0) + 1.0, stage)
         case "paused":
-            return Paused(_sleep(row["probe_in"], 60.0), bool(row["probe_due"]), row["paused_domain"])
+            # A probe that is due and left to others: they need their time.
+            wait = _sleep(row["probe_in"], 60.0) or (0.0 if row["probe_due"] else PROBE_LEFT_SECONDS)
+            return Paused(wait, bool(row["probe_due"]), row["route"], row["paused_domain"], bool(row["can_divert"]))
         case "alone":
             return Wait(5.0, "alone", Stage(row["eff"]), **said)
         case "held":

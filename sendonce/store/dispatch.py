@@ -18,15 +18,21 @@ from sendonce.store.records import Startable
 AHEAD_SECONDS = 60.0
 """A row is started when it is due within this many seconds: its own timer then wakes it on the second."""
 
-# Accounts that may start nothing now: paused for these settings, until the probe is due.
+# Accounts that may start nothing now: paused for these settings, and so is their fallback, until a probe is due.
 _PAUSED = """
-paused AS MATERIALIZED (
-    SELECT a.name, a.from_domain,
+pauses AS MATERIALIZED (
+    SELECT a.name, a.from_domain, s.fallback,
         coalesce(a.probe_at <= c.now AND coalesce(a.probe_until <= c.now, true), false) AS probe_due
     FROM sendonce.account a
-        JOIN unnest(%(accounts)s::text[], %(digests)s::text[]) s (name, digest)
+        JOIN unnest(%(accounts)s::text[], %(digests)s::text[], %(fallbacks)s::text[]) s (name, digest, fallback)
             ON s.name = a.name AND s.digest = a.settings_digest, c
     WHERE a.paused_at IS NOT NULL
+),
+paused AS MATERIALIZED (
+    SELECT p.name, p.from_domain, p.probe_due OR coalesce(bool_and(f.probe_due), false) AS probe_due
+    FROM pauses p LEFT JOIN pauses f ON f.name = p.fallback AND f.from_domain IN ('', p.from_domain)
+    WHERE p.fallback IS NULL OR f.name IS NOT NULL
+    GROUP BY p.name, p.from_domain, p.probe_due
 )
 """
 _DOMAIN_PAUSED = """EXISTS (
@@ -98,13 +104,15 @@ async def unstarted(
     limit: int,
     ceiling: int,
     digests: Mapping[str, str],
+    fallbacks: Mapping[str, str],
     accounts_full: Sequence[str] = (),
     ahead_seconds: float = AHEAD_SECONDS,
 ) -> list[Startable]:
     """Stamp and return rows that were never started and are due within ``ahead_seconds``, oldest first.
 
     At most ``ceiling`` mails per account of this lane, for each worker process that serves it, are in flight or started
-    and due; an account in ``accounts_full`` gets none. A paused account starts one, its probe, when that is due.
+    and due; an account in ``accounts_full`` gets none. A paused account starts one, its probe, when that is due, unless
+    its fallback in ``fallbacks`` is open.
     """
     params = {
         "lane": lane,
@@ -112,8 +120,7 @@ async def unstarted(
         "ceiling": ceiling,
         "full": list(accounts_full),
         "ahead": ahead_seconds,
-        "accounts": list(digests),
-        "digests": list(digests.values()),
+        **_settings(digests, fallbacks),
     }
     async with conn.cursor(row_factory=class_row(Startable)) as cur:
         return await (await cur.execute(_UNSTARTED, params)).fetchall()
@@ -159,8 +166,22 @@ RETURNING e.id AS email_id, e.key, e.account, e.lane
 """
 
 
+def _settings(digests: Mapping[str, str], fallbacks: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "accounts": list(digests),
+        "digests": list(digests.values()),
+        "fallbacks": [fallbacks.get(name) for name in digests],
+    }
+
+
 async def overdue(
-    conn: AsyncConnection[Any], lane: str, *, limit: int, digests: Mapping[str, str], after_seconds: float = 60.0
+    conn: AsyncConnection[Any],
+    lane: str,
+    *,
+    limit: int,
+    digests: Mapping[str, str],
+    fallbacks: Mapping[str, str],
+    after_seconds: float = 60.0,
 ) -> list[Startable]:
     """Stamp and return rows that are due while their workflow was neither started nor seen for ``after_seconds``.
 
@@ -170,8 +191,7 @@ async def overdue(
         "lane": lane,
         "limit": limit,
         "after": after_seconds,
-        "accounts": list(digests),
-        "digests": list(digests.values()),
+        **_settings(digests, fallbacks),
     }
     async with conn.cursor(row_factory=class_row(Startable)) as cur:
         return await (await cur.execute(_OVERDUE, params)).fetchall()

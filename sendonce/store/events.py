@@ -39,20 +39,24 @@ VALUES (%(account)s, %(source)s, %(event_id)s, %(kind)s, %(proven)s, %(at)s, %(c
 ON CONFLICT DO NOTHING RETURNING *
 """
 
+# The mail went by this account: its own, or the fallback of that one.
+_WENT_BY = """(e.account = {account} OR EXISTS (
+    SELECT FROM sendonce.generation g WHERE g.email_id = e.id AND g.account = {account}))"""
+
 # By our own id, else by the provider's. An id from elsewhere is looked for in this account only.
-_FIND = """
+_FIND = f"""
 SELECT e.id FROM sendonce.email e
-WHERE e.id = %(claimed)s::uuid AND (%(account)s = '' OR e.account = %(account)s)
+WHERE e.id = %(claimed)s::uuid AND (%(account)s = '' OR {_WENT_BY.format(account="%(account)s")})
 UNION ALL
 SELECT r.email_id FROM sendonce.recipient r JOIN sendonce.email e ON e.id = r.email_id
-WHERE r.provider_id = nullif(%(provider_id)s, '') AND e.account = %(account)s
+WHERE r.provider_id = nullif(%(provider_id)s, '') AND {_WENT_BY.format(account="%(account)s")}
 LIMIT 1
 """
 
-_PARKED = """
+_PARKED = f"""
 SELECT ev.*, r.email_id AS found FROM sendonce.event ev
     JOIN sendonce.recipient r ON r.provider_id = ev.provider_id
-    JOIN sendonce.email e ON e.id = r.email_id AND e.account = ev.account
+    JOIN sendonce.email e ON e.id = r.email_id AND {_WENT_BY.format(account="ev.account")}
 WHERE ev.email_id IS NULL AND ev.provider_id <> '' AND ev.proven
     AND ev.received_at > sendonce.clock() - %(seconds)s * interval '1 second'
 ORDER BY ev.id LIMIT %(limit)s FOR UPDATE OF ev SKIP LOCKED
@@ -189,7 +193,7 @@ async def _join(
         )
         if not row["proven"]:
             continue
-        its = terms.get(mail["account"], default)
+        its = terms.get(row["account"] or mail["account"], default)
         await _prove(conn, row, mail, meant, everybody, its)
         kind = EventKind(row["kind"])
         for recipient in meant:
@@ -234,7 +238,9 @@ async def _prove(
         # Or it names nobody, and may be about those who have been served.
         return
     cursor = await conn.execute(
-        "SELECT offered FROM sendonce.attempt WHERE email_id = %s AND begun_at IS NOT NULL", [mail["id"]]
+        "SELECT offered FROM sendonce.attempt WHERE email_id = %s AND begun_at IS NOT NULL"
+        " AND account = coalesce(nullif(%s, ''), account)",
+        [mail["id"], row["account"]],
     )
     offers = [set(offered) for (offered,) in await cursor.fetchall()]
     open_ &= set().union(*offers)

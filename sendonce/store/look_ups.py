@@ -35,8 +35,8 @@ silent AS (
         SELECT FROM unnest(a.offered) o
         WHERE coalesce(a.answers -> o::text ->> 'kind', 'unanswered') = 'unanswered')
 )
-SELECT s.id AS email_id, s.key, s.account, s.lane, t.message_id, g.generation, g.provider_key, g.identity,
-    g.first_begun_at AS begun_at,
+SELECT s.id AS email_id, s.key, s.account, g.account AS via, s.lane, t.message_id, g.generation,
+    g.provider_key, g.identity, g.first_begun_at AS begun_at,
     (SELECT array_agg(x.id ORDER BY x.number) FROM silent x
      WHERE x.email_id = s.id AND x.generation = g.generation) AS attempts,
     (SELECT jsonb_agg(jsonb_build_array(p.ordinal, p.mailbox) ORDER BY p.ordinal) FROM sendonce.recipient p

@@ -90,8 +90,9 @@ v AS MATERIALIZED (
 ),
 opened AS (
     INSERT INTO sendonce.generation
-        (email_id, generation, slot, digest, envelope, provider_key, identity, first_begun_at)
-    SELECT id, %(generation)s, %(slot)s, %(digest)s, %(offered)s::integer[], %(provider_key)s, %(identity)s, now
+        (email_id, generation, slot, digest, envelope, provider_key, identity, account, first_begun_at)
+    SELECT id, %(generation)s, %(slot)s, %(digest)s, %(offered)s::integer[], %(provider_key)s, %(identity)s,
+        (SELECT t.account FROM sendonce.attempt t WHERE t.id = %(attempt)s), now
     FROM v WHERE verdict = 'ok' AND NOT (generation = %(generation)s AND generation_open)
 ),
 shut AS (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sendonce.errors import ConfigurationError
-from sendonce.outcome import Accepted, AttemptResult, Deferred, NotOffered, Outcome, Refused
+from sendonce.outcome import Accepted, AccountFault, AttemptResult, Deferred, NotOffered, Outcome, Refused
 from sendonce.policy import LanePolicy, RetryPolicy
 from sendonce.stages import Limits, RecipientStage, RecipientView, Stage, Verdict, email_stage, next_generation
 from sendonce.store.mail import Mail
@@ -79,7 +79,9 @@ def make_plan(
 
     wait: float | None
     news = list(result.outcomes.values()) if result is not None else []
-    wished = max((getattr(o, "retry_after", None) or 0.0 for o in news), default=0)
+    # What the provider wishes of the whole account is a matter of its pause: the mail may go by another one.
+    wishes = (getattr(o, "retry_after", None) or 0.0 for o in news if not isinstance(o, AccountFault))
+    wished = max(wishes, default=0.0)
     if result is None and row["next_attempt_at"] is not None:
         # Nothing was tried: what was planned stands.
         wait = max(0.0, (row["next_attempt_at"] - now).total_seconds())

@@ -77,6 +77,8 @@ class AttemptRow:
     id: UUID
     number: int
     generation: int
+    account: str
+    """It went by: the mail's own, or the fallback of that one."""
     mode: str
     worker: str
     claimed_at: datetime

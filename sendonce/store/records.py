@@ -36,7 +36,10 @@ class Claimed:
 
     email_id: UUID
     key: str
+    owner: str
+    """The account that the mail was enqueued for."""
     account: str
+    """The one it goes by this time: the owner, or its fallback."""
     lane: str
     attempt_id: UUID
     number: int
@@ -98,8 +101,12 @@ class Paused:
 
     seconds: float
     probe_due: bool
+    account: str
+    """The one whose pause this is: the mail's own, or its fallback."""
     domain: str = ""
     """The From domain that the pause is limited to; ``""``: all mail of the account."""
+    can_divert: bool = False
+    """There is a fallback for a mail that does not get the probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +163,9 @@ class LookUp:
     email_id: UUID
     key: str
     account: str
+    """The mail's own."""
+    via: str
+    """The account that it was offered to."""
     lane: str
     message_id: str
     generation: int

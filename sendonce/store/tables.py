@@ -240,6 +240,7 @@ generation = Table(
     Column("envelope", ARRAY(Integer), nullable=False),
     Column("provider_key", Text, nullable=False),
     Column("identity", Text, nullable=False),
+    Column("account", Text, nullable=False),
     Column("first_begun_at", _INSTANT, nullable=False),
 )
 
@@ -250,6 +251,7 @@ attempt = Table(
     _of_email(),
     Column("number", Integer, nullable=False),
     Column("generation", Integer, nullable=False),
+    Column("account", Text, nullable=False),
     Column("mode", Text, nullable=False),
     Column("worker", Text, nullable=False),
     Column("claimed_at", _INSTANT, nullable=False),

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.cli.conftest import Run
+    from tests.conftest import Run
 
 BECAUSE = ("--because", "the relay's log shows it")
 
@@ -30,8 +30,8 @@ def unknown(connection: psycopg.Connection[Any]) -> None:
     row = connection.execute("SELECT email_id FROM sendonce.enqueue(%s)", [json.dumps(message)]).fetchone()
     assert row is not None
     connection.execute(
-        "INSERT INTO sendonce.attempt (id, email_id, number, generation, mode, worker, claimed_at, begun_at, offered,"
-        " ended_at) VALUES (gen_random_uuid(), %s, 1, 1, 'send', 'w', now(), now(), '{0}', now())",
+        "INSERT INTO sendonce.attempt (id, email_id, number, generation, account, mode, worker, claimed_at, begun_at,"
+        " offered, ended_at) VALUES (gen_random_uuid(), %s, 1, 1, 'default', 'send', 'w', now(), now(), '{0}', now())",
         row,
     )
     connection.execute(

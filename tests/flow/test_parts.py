@@ -167,7 +167,7 @@ def test_what_the_store_says_becomes_what_the_workflow_does(standing: Any, answe
 
 
 def test_a_pause_is_spread_out() -> None:
-    answers = [to_answer(Paused(100.0, False)) for _ in range(50)]
+    answers = [to_answer(Paused(100.0, False, "default")) for _ in range(50)]
     seconds = [a.seconds for a in answers if isinstance(a, Sleep) and a.why == "paused"]
     assert len(set(seconds)) > 10
     assert all(100.0 <= s <= 125.0 for s in seconds)

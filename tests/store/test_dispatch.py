@@ -202,7 +202,7 @@ async def plan(bench: Bench, query: str, params: dict[str, object]) -> str:
 
 
 async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> None:
-    from sendonce.store import claims, dispatch, leases, mail, offers, sweeps
+    from sendonce.store import claims, dispatch, leases, mail, offers, routes, sweeps
 
     await bench.run(
         "INSERT INTO sendonce.email (id, account, key, lane, stage, created_at, next_attempt_at, started_at, seen_at)"
@@ -214,7 +214,7 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
     )
     await bench.run("ANALYZE sendonce.email")
     some = "00000000-0000-0000-0000-000000000000"
-    accounts = {"accounts": ["default"], "digests": ["settings-1"]}
+    accounts = {"accounts": ["default"], "digests": ["settings-1"], "fallbacks": ["second"]}
     cases: dict[str, tuple[str, dict[str, object]]] = {
         "unstarted": (
             dispatch._UNSTARTED,
@@ -238,10 +238,10 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
                 "worker": "w",
                 "lease_seconds": 20.0,
                 "alone": False,
-                "probe": False,
                 "outage_ago": None,
                 "unknown_policy": "hold",
                 "digests": Jsonb({}),
+                **routes.params({"default": "second"}),
             },
         ),
         "begin": (

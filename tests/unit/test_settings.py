@@ -374,6 +374,7 @@ def test_a_worker_is_configured_as_the_file_says(file: Path, monkeypatch: pytest
     assert {f.name: getattr(config, f.name) for f in dataclasses.fields(config)} == {
         "database_url": "postgresql:///shop",
         "transports": transports,
+        "fallbacks": {},
         "temporal": {"target_host": "variable:1", "namespace": "file"},
         "lanes": found.lanes,
         "served": ("bulk",),
@@ -458,7 +459,7 @@ async def test_start_up_warns_of_what_nobody_can_have_meant(file: Path) -> None:
     warnings = settings.warnings(found, transports)
     for words in (
         ("[lanes.critical.retry] delays add up", "the last never act"),
-        ("[lanes.bulk.retry] with account 'default': ", "key window of 600 s"),
+        ("[lanes.bulk.retry] with account 'default': ", "beyond the 300 s in which"),
         ("[lanes.bulk] answer_seconds = 60 with account 'relay' (SMTP)", "RFC 5321 4.5.3.2.6"),
         ("[safety] redirect_all_to is set", ""),
         ("[safety] allowed_domains is set", ""),
@@ -468,6 +469,34 @@ async def test_start_up_warns_of_what_nobody_can_have_meant(file: Path) -> None:
     assert "dev@example.org" not in " ".join(warnings)
     for transport in transports.values():
         await transport.close()
+
+
+async def test_a_window_that_is_too_short_is_refused_where_the_settings_say_so(file: Path) -> None:
+    text = f'{GATEWAY}\nkey_window = 600\n[lanes.bulk.retry]\nbase = 301\n[worker]\nshort_windows = "refuse"\n'
+    found = load(file, text)
+    transports = settings.build_transports(found)
+    with pytest.raises(
+        ConfigurationError, match=r"short_windows = \"refuse\": \[lanes.bulk.retry\] with account"
+    ) as error:
+        settings.build_worker_config(found, transports)
+    assert "beyond the 300 s in which the provider's key can be used again" in str(error.value)
+    settings.build_worker_config(load(file, text.replace("301", "299")), transports)
+    settings.build_worker_config(load(file, text.replace("refuse", "warn")), transports)
+    for transport in transports.values():
+        await transport.close()
+
+
+def test_the_fallback_is_another_account(file: Path) -> None:
+    two = f'{ACCOUNT}password = "{SECRET}"\nfallback = "second"\n[accounts.second]\ntransport = "smtp"\nhost = "h"\n'
+    found = load(file, two)
+    assert [found.accounts[name].fallback for name in ("default", "second")] == ["second", None]
+    config = settings.build_worker_config(found, settings.build_transports(found))
+    assert config.fallbacks == {"default": "second"}
+    for wrong in ('"default"', '"third"', "3", '["second"]'):
+        message = refused(file, two.replace('fallback = "second"', f"fallback = {wrong}"))
+        assert message.startswith("[accounts.default] fallback must be the name of another account; there are second")
+    alone = refused(file, f'{ACCOUNT}password = "{SECRET}"\nfallback = "second"\n')
+    assert alone == "[accounts.default] fallback must be the name of another account; there is none"
 
 
 async def test_a_lane_that_is_not_served_here_is_not_warned_of(file: Path) -> None:

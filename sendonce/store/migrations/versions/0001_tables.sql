@@ -170,6 +170,7 @@ CREATE TABLE sendonce.generation (
     envelope        integer[] NOT NULL,
     provider_key    text NOT NULL,
     identity        text NOT NULL,                -- the scope in which the provider knows the key
+    account         text NOT NULL,                -- it was offered to: the mail's own, or the fallback of that one
     first_begun_at  timestamptz NOT NULL,
     CONSTRAINT pk_generation PRIMARY KEY (email_id, generation)
 );
@@ -180,6 +181,7 @@ CREATE TABLE sendonce.attempt (
     email_id        uuid NOT NULL CONSTRAINT fk_attempt_email REFERENCES sendonce.email (id) ON DELETE CASCADE,
     number          integer NOT NULL,             -- the n-th claim of this mail
     generation      integer NOT NULL,
+    account         text NOT NULL,                -- it went by: the mail's own, or the fallback of that one
     mode            text NOT NULL CONSTRAINT ck_attempt_mode CHECK (mode IN ('send', 'replay', 'resend')),
     worker          text NOT NULL,
     claimed_at      timestamptz NOT NULL,

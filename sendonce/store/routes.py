@@ -1,0 +1,62 @@
+"""By which account a mail goes: its own, or while that one is paused the fallback that the settings name for it.
+
+Another account is another memory of our keys. So what was offered and not answered stays where it was offered: only a
+mail of which nothing is unanswered may change, or the one resend of the policy, which accepts a second copy anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+ROUTE = """
+-- The accounts that the row r may go by, in the order of preference.
+way AS MATERIALIZED (
+    SELECT 0 AS n, coalesce((
+        SELECT g.account FROM sendonce.generation g
+        WHERE r.generation_open AND r.mode <> 'resend' AND g.email_id = r.id AND g.generation = r.generation
+        ), r.account) AS name FROM r
+    UNION ALL
+    SELECT 1, %(fallbacks)s::jsonb ->> r.account FROM r
+    WHERE NOT (r.generation_open AND r.mode <> 'resend') AND %(fallbacks)s::jsonb ->> r.account IS NOT NULL
+),
+-- Each with the pause that concerns the row; one of the whole account goes before one of the From domain.
+ways AS MATERIALIZED (
+    SELECT way.n, way.name, coalesce(a.from_domain, d.from_domain, '') AS paused_domain,
+        coalesce(a.probe_at, d.probe_at) AS probe_at,
+        -- The probe of the whole account passes both: what it meets tells which of the two it is.
+        (a.name IS NOT NULL AND NOT (p.probes AND %(probe)s::text = ''))
+            OR (d.name IS NOT NULL AND NOT p.probes) AS shut,
+        NOT (way.n = 0 AND %(divert)s) AND CASE
+            WHEN a.name IS NOT NULL THEN a.probe_at <= r.now AND coalesce(a.probe_until <= r.now, true)
+            WHEN d.name IS NOT NULL THEN d.probe_at <= r.now AND coalesce(d.probe_until <= r.now, true)
+            ELSE false END AS probe_due
+    FROM r CROSS JOIN way
+        LEFT JOIN sendonce.account a ON a.name = way.name AND a.from_domain = '' AND a.paused_at IS NOT NULL
+            AND a.settings_digest = %(digests)s::jsonb ->> way.name
+        LEFT JOIN sendonce.account d ON d.name = way.name AND d.from_domain = r.from_domain AND d.from_domain <> ''
+            AND d.paused_at IS NOT NULL AND d.settings_digest = %(digests)s::jsonb ->> way.name
+        CROSS JOIN LATERAL (
+            SELECT %(probe)s::text IS NOT NULL AND way.name = coalesce(%(probe_of)s::text, r.account) AS probes
+        ) p
+),
+-- Its own account if that is open, or wants a probe; else the fallback, if that is open or wants one.
+route AS MATERIALIZED (
+    SELECT ways.*, (SELECT min(probe_at) FROM ways) AS first_probe_at, (SELECT count(*) > 1 FROM way) AS can_divert
+    FROM ways ORDER BY NOT shut AND n = 0 DESC, probe_due AND n = 0 DESC, NOT shut DESC, probe_due DESC, n LIMIT 1
+)
+"""
+"""Of the row ``r``, which has ``mode`` and ``now``: one row ``route``."""
+
+
+def params(
+    fallbacks: Mapping[str, str], *, probe: str | None = None, probe_of: str | None = None, divert: bool = False
+) -> dict[str, Any]:
+    """What :data:`ROUTE` takes besides ``digests``.
+
+    ``probe`` is the From domain whose pause this claim passes as its probe, ``""`` for the whole account's;
+    ``probe_of`` names the account, by default the mail's. ``divert``: leave the probe that is due to another mail.
+    """
+    return {"fallbacks": Jsonb(dict(fallbacks)), "probe": probe, "probe_of": probe_of, "divert": divert}

@@ -57,6 +57,10 @@ def _parameters(value: object) -> dict[str, Any] | None:
     return copied or None
 
 
+# As in the SQL function: what lies beyond is no instant in every time zone and language.
+_FIRST_INSTANT, _LAST_INSTANT = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
+
+
 def _instant(value: object) -> datetime | None:
     if value is None:
         return None
@@ -71,9 +75,12 @@ def _instant(value: object) -> datetime | None:
         raise ValueError("must have a time zone: a naive datetime names no instant")
     try:
         # Wall time becomes an instant here, once; later changes of a time zone's rules do not move it.
-        return value.astimezone(UTC)
+        instant = value.astimezone(UTC)
     except OverflowError:
-        raise ValueError("must lie in the years 1 to 9999") from None
+        instant = None
+    if instant is None or not _FIRST_INSTANT <= instant <= _LAST_INSTANT:
+        raise ValueError("must lie between the years 1 and 9999, not on their first or last day")
+    return instant
 
 
 def _retry(value: object) -> RetryPolicy | None:

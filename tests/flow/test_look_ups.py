@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from sendonce.activities.transports.base import Asked, Capability
 from sendonce.outcome import Accepted, AttemptResult, Refused, Reply, Unanswered, same_for_all
 
 if TYPE_CHECKING:
-    import pytest
-
     from sendonce.activities.transports.base import Gate, Job, Question
     from tests.flow.conftest import Flow, Relay
 

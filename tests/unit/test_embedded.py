@@ -386,7 +386,10 @@ class TestChildProcess:
 
     def test_terminate_lets_it_end_in_order(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
-        program = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print(flush=True); signal.pause()"
+        program = (  # blocked and waited for: a handler could run just before the process begins to wait
+            "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {15}); print(flush=True); "
+            "signal.sigwait({15}); sys.exit(7)"
+        )
         with ChildProcess([PYTHON, "-c", program], log=log) as child:
             assert wait_until(lambda: log.read_text() == "\n", 20)
             child.terminate()

@@ -70,7 +70,7 @@ class Play:
         await self._kill("smtp:rcpt", "killed before anything was offered")
         await self._kill("smtp:dot", "SMTP: killed between accepted and marked", uncertain=True)
         await self._troubled_orders()
-        await self._kill("http:accepted", "HTTP with a key: killed between accepted and marked", account="receipts")
+        await self._kill("http:accepted", "Resend: killed between accepted and marked", account="receipts")
 
         say(f"{self.mails} newsletters are queued; a login code is asked for in the middle of them")
         login = await self._login_code_amid_bulk()
@@ -99,9 +99,10 @@ class Play:
         cut = smtp.cut_after_dot()
         cut.when = lambda mailboxes: mailboxes.startswith("cut")
         self.world.smtp.script.add(greylist, throttle, refuse, cut)
-        lose = http.lose_answer(times=1)
-        lose.when = lambda mailboxes: mailboxes.startswith("lost")
-        self.world.gateway.script.add(lose)
+        for provider in (self.world.resend, self.world.postmark):
+            lose = http.lose_answer(times=1)
+            lose.when = lambda mailboxes: mailboxes.startswith("lost")
+            provider.script.add(lose)
 
     def _plan(
         self,
@@ -177,9 +178,10 @@ class Play:
         await self._order("one of three recipients refused", ("ann", "nobody", "ben"), refused=("nobody",))
         await self._order("throttled: 421, then accepted", sender=THROTTLED)
         await self._order("SMTP: taken, and the line cut without an answer", ("cut",), uncertain=True)
-        await self._order("HTTP with a key: answer lost after accepting", ("lost",), account="receipts")
-        self.world.gateway.script.add(http.unavailable(times=3))
-        await self._order("HTTP: 503 for a while", account="receipts")
+        await self._order("Resend: answer lost, asked again under its key", ("lost",), account="receipts")
+        await self._order("Postmark: answer lost, found by looking it up", ("lost",), account="shipping")
+        self.world.resend.script.add(http.unavailable(times=3))
+        await self._order("Resend: 503 for a while", account="receipts")
 
     async def _kill(self, point: str, story: str, *, account: str = "default", uncertain: bool = False) -> None:
         """An order whose worker is killed when the server comes to ``point``; then a new worker."""

@@ -22,8 +22,10 @@ import psycopg
 from sendonce.embedded import ChildProcess, EmbeddedPostgres, EmbeddedTemporal, clean_environment
 from sendonce.errors import SendonceError
 from sendonce.store.migrate import migrate
-from sendonce.testing.http_gateway import HttpGateway, HttpRequest
+from sendonce.testing.http_request import HttpRequest
 from sendonce.testing.mailbox import Mailbox
+from sendonce.testing.postmark_server import PostmarkServer
+from sendonce.testing.resend_server import ResendServer
 from sendonce.testing.smtp_server import SmtpServer, SmtpSession
 
 LEASE_SECONDS = 5
@@ -67,9 +69,17 @@ host = "127.0.0.1"
 port = {smtp_port}
 tls = "none"
 
+# Remembers idempotency keys: what is unanswered is asked again under its key.
 [accounts.receipts]
-transport = "http"
-url = "{gateway_url}"
+transport = "resend"
+base_url = "{resend}"
+api_key = "demo"
+
+# Remembers none, and can be asked what became of a mail.
+[accounts.shipping]
+transport = "postmark"
+base_url = "{postmark}"
+api_key = "demo"
 """
 
 
@@ -91,7 +101,8 @@ class World:
         self.say = say
         self.mailbox = Mailbox()
         self.smtp = SmtpServer(self.mailbox, on_event=self._smtp_event)
-        self.gateway = HttpGateway(self.mailbox, on_event=self._http_event)
+        self.resend = ResendServer(self.mailbox, on_event=self._http_event)
+        self.postmark = PostmarkServer(self.mailbox, on_event=self._http_event)
         self.kills = 0
         self._ui = ui
         self._kill_at: dict[tuple[str, str], _Victim] = {}
@@ -116,7 +127,7 @@ class World:
 
     async def _start(self) -> None:
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="sendonce-demo-")))
-        for server in (self.smtp, self.gateway):
+        for server in (self.smtp, self.resend, self.postmark):
             await server.start()
             self._stack.push_async_callback(server.close)
         self.say("starting PostgreSQL and Temporal")
@@ -144,7 +155,8 @@ class World:
                 target=temporal.target,
                 lease=LEASE_SECONDS,
                 smtp_port=self.smtp.port,
-                gateway_url=self.gateway.url,
+                resend=self.resend.origin,
+                postmark=self.postmark.origin,
             ),
             encoding="utf-8",
         )

@@ -185,6 +185,9 @@ class LanePolicy:
     greylist_delays: tuple[float, ...] = (30, 60, 120, 300, 600)
     """Seconds after the first, second … time a server defers the mail as a stranger's (greylisting, usually for one to
     five minutes), instead of the retry policy's; each 0.25 s to 7 days. A message's own ``retry`` wins."""
+    rate_share: float = 0.0
+    """The part of each rate of an account that only this lane may use, besides what all share: 0 to 0.9. A part of
+    less than one of the rate's count is none."""
     places: int = 20
     """Transmissions at once per account and worker process (bulkhead). 1 to 1000."""
 
@@ -194,6 +197,7 @@ class LanePolicy:
             "unknown_days": (_within(self.unknown_days, 1 / 24, 365), "days from 1/24 to 365"),
             "answer_seconds": (_within(self.answer_seconds, 1, 3600), "seconds from 1 to 3600"),
             "greylist_delays": (_delays(self.greylist_delays), "numbers of seconds from 0.25 to 604800 (7 days)"),
+            "rate_share": (_within(self.rate_share, 0, 0.9), "a number from 0 to 0.9"),
             "places": (_whole(self.places, 1, 1000), "a whole number from 1 to 1000"),
         }
         for name, (fine, wanted) in checks.items():
@@ -209,6 +213,7 @@ DEFAULT_LANES: dict[str, LanePolicy] = {
     "critical": LanePolicy(
         "critical",
         RetryPolicy(delays=(2, 5, 15, 30, 60, 120, 300), max_attempts=12, max_age=30 * MINUTE),
+        rate_share=0.2,
     ),
     # An order confirmation: minutes, then hours, for two days.
     "default": LanePolicy(

@@ -42,6 +42,9 @@ BUSY_POLL = 0.1
 SHORTEST_POLL = 0.02
 """Seconds. However many notifications come, the store is not asked more often."""
 
+LONGEST_NO_SLOT = 60.0
+"""Seconds after which the slots of an account's rates are asked for again, however far the next one is."""
+
 LONGEST_BACK_OFF = 30.0
 """Seconds between two tries while Temporal is away."""
 
@@ -127,6 +130,9 @@ class Starter:
         self._wakes: Mapping[str, asyncio.Event] = {lane.name: asyncio.Event() for lane in lanes}
         self._back_off = 0.0
         self._resume_at = 0.0
+        self._waiting: set[asyncio.Task[None]] = set()
+        # Lane and account, and until when (monotonic) there is no slot of its rates for a new mail.
+        self._no_slots: dict[tuple[str, str], float] = {}
 
     def wake(self) -> None:
         """There may be new rows."""
@@ -166,8 +172,8 @@ class Starter:
             await _pause(stop, SHORTEST_POLL)
             await _wait(self._wakes[lane.name], min(BUSY_POLL, self._poll_seconds) if busy else self._poll_seconds)
             await _pause(stop, self._resume_at - time.monotonic())
-        if calls:
-            await asyncio.wait(calls)
+        if ending := calls | self._waiting:
+            await asyncio.wait(ending)
 
     async def _start_due(self, lane: LanePolicy, calls: set[asyncio.Task[None]], stop: asyncio.Event) -> bool:
         """Start what is due; True when there was something."""
@@ -179,16 +185,48 @@ class Starter:
                 await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
                 continue
             rows = await self._store.unstarted(
-                lane.name, limit=free, ceiling=lane.places, accounts_full=self._full_accounts(lane.name)
+                lane.name, limit=free, ceiling=lane.places, accounts_full=self._full(lane)
             )
-            for row in rows:
-                task = asyncio.create_task(self._start(lane, row))
-                calls.add(task)
-                task.add_done_callback(calls.discard)
+            for row, delay in await self._with_slots(lane, rows):
+                task = asyncio.create_task(
+                    self._start_later(lane, row, delay, stop) if delay else self._start(lane, row)
+                )
+                # Whoever waits for a slot makes no call: others of the lane go before.
+                among = self._waiting if delay else calls
+                among.add(task)
+                task.add_done_callback(among.discard)
             found = found or bool(rows)
             if len(rows) < free or self._back_off:
                 break
         return found
+
+    def _full(self, lane: LanePolicy) -> list[str]:
+        """The lane's accounts that take no new mail now: no place is free, or no slot near."""
+        now = time.monotonic()
+        unpaced = (account for (name, account), until in self._no_slots.items() if name == lane.name and until > now)
+        return [*self._full_accounts(lane.name), *unpaced]
+
+    async def _with_slots(self, lane: LanePolicy, rows: Sequence[Startable]) -> list[tuple[Startable, float]]:
+        """What may be started, and in how many seconds; the rest waits in the store for slots of its account."""
+        found = [(row, 0.0) for row in rows if row.account not in self._store.paced]
+        for account in {row.account for row in rows} & self._store.paced:
+            wanting = [row for row in rows if row.account == account]
+            given = await self._store.take_slots(account, lane.name, len(wanting))
+            having = list(zip(wanting, given.delays, strict=False))
+            if len(having) < len(wanting):
+                self._no_slots[lane.name, account] = time.monotonic() + min(LONGEST_NO_SLOT, given.retry_in)
+                await self._store.unstamp([row.email_id for row in wanting[len(having) :]])
+            if having:
+                await self._store.mark_slots(account, {row.email_id: delay for row, delay in having})
+            found += having
+        return found
+
+    async def _start_later(self, lane: LanePolicy, row: Startable, delay: float, stop: asyncio.Event) -> None:
+        await _pause(stop, delay)
+        if stop.is_set():
+            await self._unstamp(row)
+        else:
+            await self._start(lane, row)
 
     async def _start(self, lane: LanePolicy, row: Startable, *, again: bool = False) -> None:
         """Start one mail's workflow; ``again`` pokes one that runs after all."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
+from psycopg_pool import AsyncConnectionPool
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
@@ -32,6 +33,7 @@ from sendonce.activities.transports.base import Transport
 from sendonce.activities.upkeep import UPKEEP_SECONDS, WAKE_SECONDS, Upkeep, forever
 from sendonce.errors import ConfigurationError
 from sendonce.policy import DEFAULT_LANES, LanePolicy
+from sendonce.rates import Rate, shares
 from sendonce.starter import Starter, listen
 from sendonce.store import Store, open_pool
 from sendonce.store.migrate import check
@@ -59,6 +61,8 @@ class WorkerConfig:
     """By account name."""
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     """Account by account, the one that takes over while it is paused, for mail that it certainly has not accepted."""
+    rates: Mapping[str, tuple[Rate, ...]] = field(default_factory=dict)
+    """Account by account, how fast it may be used by all processes together; all of its rates hold."""
     temporal: Mapping[str, Any] = field(default_factory=lambda: {"target_host": "localhost:7233"}, repr=False)
     """Arguments of ``temporalio.client.Client.connect``; the data converter is ours."""
     lanes: Mapping[str, LanePolicy] = field(default_factory=lambda: DEFAULT_LANES)
@@ -106,9 +110,24 @@ class WorkerConfig:
         for lane in self.served:
             if lane not in self.lanes:
                 raise ConfigurationError(f"there is no lane {lane!r} to serve; lanes: {', '.join(self.lanes)}")
+        self.pools()
         for account, fallback in self.fallbacks.items():
             if fallback == account or not {account, fallback} <= self.transports.keys():
                 raise ConfigurationError(f"account {account!r} cannot fall back to {fallback!r}: name another account")
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The digest of each account's effective settings."""
+        return {name: transport.settings_digest for name, transport in self.transports.items()}
+
+    def store(self, pool: AsyncConnectionPool) -> Store:
+        """The store as these settings use it."""
+        return Store(pool, self.digests, self.fallbacks, self.pools())
+
+    def pools(self) -> dict[str, dict[str, list[Rate]]]:
+        """Account by account, the rates of each lane that has a share of them, and of all others."""
+        wanted = {name: lane.rate_share for name, lane in self.lanes.items()}
+        return {account: shares(rates, wanted) for account, rates in self.rates.items() if rates}
 
     def served_lanes(self) -> list[LanePolicy]:
         """The lanes of this process, in order."""
@@ -155,7 +174,6 @@ async def serve(
     worker_id = config.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     if not await _store_is_ready(config, stop):
         return
-    digests = {name: transport.settings_digest for name, transport in config.transports.items()}
     poker, health = SignalPoker(), StoreHealth()
     flights = Flights(poker)
     async with AsyncExitStack() as closing:
@@ -164,7 +182,7 @@ async def serve(
         for opened in (pool, lease_pool):
             closing.push_async_callback(opened.close)
             await opened.open()
-        store, lease_store = Store(pool, digests, config.fallbacks), Store(lease_pool, digests)
+        store, lease_store = config.store(pool), Store(lease_pool, config.digests)
         for transport in config.transports.values():
             closing.push_async_callback(transport.close)
         keeper = LeaseKeeper(

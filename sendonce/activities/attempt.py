@@ -14,14 +14,15 @@ import psycopg_pool
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from sendonce.activities.account_watch import AccountWatch, Probe
+from sendonce.activities.account_watch import AccountWatch
+from sendonce.activities.admission import Admission, Admitted
 from sendonce.activities.answers import from_carried, to_answer, to_carried
 from sendonce.activities.failures import where
 from sendonce.activities.inflight import Flight
 from sendonce.activities.transmission import NOT_CONFIGURED, TEMPLATE, GiveBack, Means, Transmission
 from sendonce.outcome import AttemptResult
 from sendonce.policy import LanePolicy
-from sendonce.store.records import Claimed, Paused, Standing, Wait
+from sendonce.store.records import Claimed, Standing, Wait
 from sendonce.workflows.port import AttemptAnswer, AttemptCall, DeliverySteps, Sleep, Ticket, Withdrawal
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,9 @@ class Delivery(DeliverySteps):
         self._lanes = lanes
         self._hand_off = hand_off_seconds
         self._accounts = AccountWatch(means.store, breaker_mails=breaker_mails)
+        self._admission = Admission(
+            means.store, self._accounts, means.health, worker=means.worker, lease_seconds=means.lease_seconds
+        )
 
     @activity.defn(name="attempt")
     async def attempt(self, call: AttemptCall) -> AttemptAnswer:
@@ -123,57 +127,18 @@ class Delivery(DeliverySteps):
     async def _deliver(self, flight: Flight) -> AttemptAnswer:
         """The attempt as a task of the process."""
         try:
-            probe: Probe | None = None
-            answer = await self._claim(flight)
-            diverted = False
-            while isinstance(answer, Paused) and probe is None:
-                self._accounts.is_paused(answer.account, answer.domain)
-                if not answer.probe_due:
-                    break
-                if await self._store.take_probe(answer.account, flight.email_id, domain=answer.domain):
-                    probe = Probe(answer.account, answer.domain)
-                    answer = await self._claim(flight, probe=probe)
-                elif answer.can_divert and not diverted:
-                    # Somebody else has the probe, or is to have it: this mail need not wait for what it meets.
-                    diverted = True
-                    answer = await self._claim(flight, divert=True)
-                else:
-                    break
-            if isinstance(answer, Wait) and answer.why == "alone":
-                return await self._alone(flight, probe=probe)
-            return await self._carry_out(flight, answer, probe=probe)
+            admitted = await self._admission.admit(flight)
+            if isinstance(admitted.answer, Wait) and admitted.answer.why == "alone":
+                # This mail's claims lapsed twice: it may be what takes processes down, so nothing else runs beside it.
+                async with self._flights.quiet(flight.email_id, QUIET_SECONDS) as alone:
+                    admitted = await self._admission.alone(flight, admitted, alone=alone)
+                    return await self._carry_out(flight, admitted)
+            return await self._carry_out(flight, admitted)
         except psycopg.OperationalError:
             return replace(self._store_away(), recorded=True)
 
-    async def _alone(self, flight: Flight, *, probe: Probe | None) -> AttemptAnswer:
-        """This mail's claims lapsed twice: it may be what takes processes down, so nothing else runs beside it."""
-        async with self._flights.quiet(flight.email_id, QUIET_SECONDS) as alone:
-            answer = await self._claim(flight, probe=probe, alone=alone)
-            return await self._carry_out(flight, answer, probe=probe)
-
-    async def _claim(
-        self, flight: Flight, *, probe: Probe | None = None, alone: bool = False, divert: bool = False
-    ) -> Claimed | Standing | Paused:
-        sent = asyncio.get_running_loop().time()
-        answer = await self._store.claim(
-            flight.email_id,
-            flight.ticket.key,
-            lane=flight.lane,
-            worker=self._means.worker,
-            lease_seconds=self._means.lease_seconds,
-            alone=alone,
-            probe=probe.domain if probe else None,
-            probe_of=probe.account if probe else None,
-            divert=divert,
-            outage_ago=self._means.health.ago(),
-        )
-        if isinstance(answer, Claimed):
-            flight.claimed(answer.attempt_id, sent)
-        return answer
-
-    async def _carry_out(
-        self, flight: Flight, answer: Claimed | Standing | Paused, *, probe: Probe | None
-    ) -> AttemptAnswer:
+    async def _carry_out(self, flight: Flight, admitted: Admitted) -> AttemptAnswer:
+        answer, probe = admitted.answer, admitted.by.probe
         if not isinstance(answer, Claimed):
             await self._accounts.no_answer(probe)
             return to_answer(answer)

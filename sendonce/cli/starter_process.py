@@ -20,7 +20,7 @@ from sendonce.activities.failures import client_options
 from sendonce.activities.leases import StoreHealth
 from sendonce.activities.upkeep import UPKEEP_SECONDS, forever
 from sendonce.starter import Starter, listen
-from sendonce.store import Store, open_pool
+from sendonce.store import open_pool
 from sendonce.store.migrate import check
 from sendonce.worker import LONGEST_BACK_OFF, WorkerConfig
 
@@ -58,8 +58,7 @@ async def _serve(config: WorkerConfig) -> None:
         pool = open_pool(config.database_url, name=name, max_size=config.pool_size)
         closing.push_async_callback(pool.close)
         await pool.open()
-        digests = {account: transport.settings_digest for account, transport in config.transports.items()}
-        store = Store(pool, digests, config.fallbacks)
+        store = config.store(pool)
         starter = Starter(
             store,
             client,

@@ -94,6 +94,7 @@ def build_worker_config(settings: Settings, transports: Mapping[str, Transport])
         database_url=settings.database_url,
         transports=transports,
         fallbacks={name: one.fallback for name, one in settings.accounts.items() if one.fallback},
+        rates={name: one.rates for name, one in settings.accounts.items() if one.rates},
         temporal=temporal_connection(settings),
         lanes=settings.lanes,
         served=worker.lanes,

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from sendonce.errors import ConfigurationError
 from sendonce.policy import DEFAULT_LANES, LanePolicy
+from sendonce.rates import Rate
 from sendonce.settings import transports
 from sendonce.settings.model import (
     AccountSettings,
@@ -157,14 +158,28 @@ class _Loader:
             rest = {
                 key: None if value is False and _may_be_unset(model, key) else value
                 for key, value in table.items()
-                if key not in ("transport", "webhook", "fallback")
+                if key not in ("transport", "webhook", "fallback", "rates")
             }
             options, webhook = self._validated(model, rest, where), None
             if "webhook" in table:
                 webhook = self._validated(WebhookSettings, table["webhook"], f"{where}.webhook")
             fallback = self._fallback(name, table, tables)
-            accounts[name] = AccountSettings(name, table["transport"], options, factory, webhook, fallback)
+            accounts[name] = AccountSettings(
+                name, table["transport"], options, factory, webhook, self._rates(name, table), fallback
+            )
         return accounts
+
+    def _rates(self, name: str, table: dict[str, Any]) -> tuple[Rate, ...]:
+        rates = table.get("rates", [])
+        if not isinstance(rates, list) or not all(isinstance(rate, str) for rate in rates):
+            raise self._error(f'[accounts.{name}] rates must be a list of rates; write ["14/s", "50000/day"]')
+        try:
+            found = tuple(Rate.parse(rate) for rate in rates)
+        except ConfigurationError as error:
+            raise self._error(f"[accounts.{name}] rates: {error}") from None
+        if len({rate.seconds for rate in found}) < len(found):
+            raise self._error(f"[accounts.{name}] rates: two of them are about the same time; keep the smaller one")
+        return found
 
     def _fallback(self, name: str, table: dict[str, Any], tables: dict[str, Any]) -> str | None:
         fallback = table.get("fallback")

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from sendonce.errors import InvalidEmail
 from sendonce.message import Address
 from sendonce.policy import LanePolicy, RetryPolicy, UnknownPolicy
+from sendonce.rates import Rate
 from sendonce.settings import transports
 from sendonce.webhooks.settings import WebhookSettings
 
@@ -218,6 +219,8 @@ class LaneSettings(_Section):
     """How long an answer is awaited. RFC 5321 4.5.3.2.6 asks for 600 at the final dot."""
     greylist_delays: tuple[float, ...] | None = Field(default=None, strict=False)
     """Seconds after the first, second … deferral by greylisting, instead of the retry policy's."""
+    rate_share: float | None = None
+    """The part of each rate of an account that only this lane may use."""
     places: int | None = None
     """Transmissions at once per account and process."""
 
@@ -236,12 +239,17 @@ class AccountSettings:
     factory: type[Any] = field(repr=False)
     webhook: WebhookSettings | None = None
     """``[accounts.<name>.webhook]``. None: the provider writes to nobody."""
+    rates: tuple[Rate, ...] = ()
+    """``rates = ["14/s", "50000/day"]``: how fast all processes together may use the account; all of them hold. Empty:
+    as fast as it goes."""
     fallback: str | None = None
     """``fallback = "<name>"``: the account that takes over while this one is paused, for mail that this one certainly
     has not accepted. Its own fallback is not taken. None: the mail waits."""
 
     def build(self) -> Transport:
-        """The configured transport; nothing is connected yet. Raises what :func:`sendonce.settings.transports.build` raises."""
+        """The configured transport; nothing is connected yet. Raises OSError, and ConfigurationError for a transport
+        of another package that does not keep the contract.
+        """
         transport: Transport = transports.build(self.transport, self.factory, self.options)
         return transport
 

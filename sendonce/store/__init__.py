@@ -29,6 +29,7 @@ from sendonce.store import (
     look_ups,
     offers,
     routes,
+    slots,
     suppressions,
     sweeps,
     wakes,
@@ -77,7 +78,8 @@ class Store:
     """Every statement the worker and the starter make, each one short transaction.
 
     ``digests`` maps account names to the digest of the settings this process holds: which pauses concern it.
-    ``fallbacks`` maps account names to the account that stands in while they are paused. A store that is away raises
+    ``fallbacks`` maps account names to the account that stands in while they are paused, and ``pools`` those that have
+    rates to what :func:`sendonce.rates.shares` makes of them. A store that is away raises
     :class:`psycopg.OperationalError`; everything else is an answer.
     """
 
@@ -86,10 +88,12 @@ class Store:
         pool: AsyncConnectionPool,
         digests: Mapping[str, str] | None = None,
         fallbacks: Mapping[str, str] | None = None,
+        pools: Mapping[str, slots.Pools] | None = None,
     ) -> None:
         self._pool = pool
         self._digests = dict(digests or {})
         self._fallbacks = dict(fallbacks or {})
+        self._pools = dict(pools or {})
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
@@ -110,6 +114,7 @@ class Store:
         probe: str | None = None,
         probe_of: str | None = None,
         divert: bool = False,
+        slot: str | None = None,
         outage_ago: float | None = None,
     ) -> ClaimAnswer:
         """Lease the row to a new attempt, or say why not. Any answer stamps that a workflow was seen.
@@ -117,6 +122,7 @@ class Store:
         ``alone``: no other attempt runs in this process; a mail whose claims lapsed twice is claimed only then.
         ``probe``: pass a pause as its probe; the From domain it is limited to, or ``""``. ``probe_of``: the account, by
         default the mail's. ``divert``: take the fallback although a probe of the mail's own account is due.
+        ``slot``: the account whose rates the caller has a slot of.
         ``outage_ago``: seconds since this process last saw the store out of reach; lapses from before that blame no
         mail.
         """
@@ -127,6 +133,8 @@ class Store:
                 key,
                 lane=lane,
                 digests=self._digests,
+                paced=list(self._pools),
+                slot=slot,
                 route=routes.params(self._fallbacks, probe=probe, probe_of=probe_of, divert=divert),
                 worker=worker,
                 lease_seconds=lease_seconds,
@@ -345,6 +353,28 @@ class Store:
 
     def _scope(self, account: str, domain: str) -> accounts.Scope:
         return accounts.Scope(account, self._digests.get(account, ""), domain)
+
+    # Rates.
+
+    @property
+    def paced(self) -> frozenset[str]:
+        """The accounts that have rates."""
+        return frozenset(self._pools)
+
+    async def take_slots(self, account: str, lane: str, wanted: int) -> slots.Given:
+        """Up to ``wanted`` slots of the account's rates for this lane, at most a second ahead."""
+        async with self._connection() as conn:
+            return await slots.take(conn, account, self._pools[account], lane, wanted)
+
+    async def mark_slots(self, account: str, given: Mapping[UUID, float]) -> None:
+        """These mails have slots of the account, so many seconds from now."""
+        async with self._connection() as conn:
+            await slots.mark(conn, account, given)
+
+    async def put_off(self, email_id: UUID, seconds: float) -> None:
+        """There is no slot for the mail before that many seconds: it is due then."""
+        async with self._connection() as conn:
+            await slots.put_off(conn, email_id, seconds)
 
     # What comes back.
 

@@ -6,7 +6,7 @@ needs to decide stands on that row, because everything else in a statement is re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -25,6 +25,7 @@ from sendonce.store.records import (
     EnvelopeRecipient,
     Finished,
     Held,
+    NoSlot,
     NoSuchRow,
     Paused,
     Pins,
@@ -51,6 +52,8 @@ _VERDICT = """
         WHEN r.next_attempt_at > r.now THEN 'wait'
         WHEN r.eff = 'unknown' AND NOT r.replayable AND NOT r.resendable THEN 'limit'
         WHEN route.shut THEN 'paused'
+        WHEN route.name = ANY (%(paced)s::text[]) AND NOT (coalesce(%(slot)s::text = route.name, false) OR route.probed
+            OR coalesce(r.slot_account = route.name AND r.slot_until > r.now, false)) THEN 'rate'
         WHEN r.lapses_now >= 2 AND NOT %(alone)s
             AND r.now < coalesce(r.lease_until, r.claimed_at) + interval '5 minutes' THEN 'alone'
         -- A replay repeats what was offered; whoever would be offered something new is looked up first.
@@ -99,7 +102,7 @@ claimed AS (
     UPDATE sendonce.email e SET
         stage = 'claimed', rest_stage = v.eff, lease_id = %(lease)s, lease_worker = %(worker)s,
         lease_until = v.now + %(lease_seconds)s * interval '1 second', lease_alone = %(alone)s AND v.lapses_now >= 2,
-        claimed_at = v.now,
+        claimed_at = v.now, slot_account = NULL, slot_until = NULL,
         claims = v.claims + 1, lapses = v.lapses_now, starts = 0,
         seen_at = v.now, started_at = coalesce(v.started_at, v.now)
     FROM v WHERE e.id = v.id AND v.verdict = 'claim'
@@ -153,16 +156,19 @@ async def claim(
     *,
     lane: LanePolicy,
     digests: Mapping[str, str],
+    paced: Sequence[str],
+    slot: str | None,
     route: Mapping[str, Any],
     worker: str,
     lease_seconds: float,
     alone: bool,
     outage_ago: float | None,
-) -> Claimed | Standing | Paused | str:
+) -> Claimed | Standing | Paused | NoSlot | str:
     """One statement: lease the row to a new attempt, or say why not.
 
     A ``str`` is a verdict of :data:`LIMIT_VERDICTS`: a limit has been reached, or a recipient is on the suppression
-    list, and the facts module must conclude it. ``route`` comes from :func:`sendonce.store.routes.params`.
+    list, and the facts module must conclude it. ``paced`` are the accounts with rates, and ``slot`` is the
+    one that the caller has a slot of. ``route`` comes from :func:`sendonce.store.routes.params`.
     """
     lease = uuid4()
     params = {
@@ -175,6 +181,8 @@ async def claim(
         "outage_ago": outage_ago,
         "unknown_policy": lane.unknown,
         "digests": Jsonb(dict(digests)),
+        "paced": list(paced),
+        "slot": slot,
         **route,
     }
     async with conn.cursor(row_factory=dict_row) as cur:
@@ -233,7 +241,7 @@ def _claimed(row: dict[str, Any], lease: UUID, email_id: UUID, files: list[dict[
     )
 
 
-def _standing(row: dict[str, Any]) -> Standing | Paused:
+def _standing(row: dict[str, Any]) -> Standing | Paused | NoSlot:
     stage = Stage(row["stage"])
     said = {"code": row["last_code"] or 0, "enhanced": row["last_enhanced"] or "", "attempts": row["attempts"]}
     match row["verdict"]:
@@ -247,6 +255,8 @@ def _standing(row: dict[str, Any]) -> Standing | Paused:
             # A probe that is due and left to others: they need their time.
             wait = _sleep(row["probe_in"], 60.0) or (0.0 if row["probe_due"] else PROBE_LEFT_SECONDS)
             return Paused(wait, bool(row["probe_due"]), row["route"], row["paused_domain"], bool(row["can_divert"]))
+        case "rate":
+            return NoSlot(row["route"])
         case "alone":
             return Wait(5.0, "alone", Stage(row["eff"]), **said)
         case "held":
@@ -292,5 +302,5 @@ async def standing(conn: AsyncConnection[Any], email_id: UUID, key: str) -> Stan
     if row is None:
         return NoSuchRow()
     answer = _standing(row)
-    assert not isinstance(answer, Paused)
+    assert not isinstance(answer, (Paused, NoSlot))
     return answer

@@ -110,6 +110,13 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True)
+class NoSlot:
+    """Due, and the account has rates: the attempt needs a slot of ``account`` first."""
+
+    account: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """Final."""
 
@@ -126,7 +133,7 @@ class NoSuchRow:
     """No row with that id and key is visible: never committed, or another installation's."""
 
 
-ClaimAnswer = Claimed | Wait | Busy | Held | Paused | Finished | NoSuchRow
+ClaimAnswer = Claimed | Wait | Busy | Held | Paused | NoSlot | Finished | NoSuchRow
 Standing = Wait | Busy | Held | Finished | NoSuchRow
 """Where a mail stands after something was recorded: what the workflow does next."""
 

@@ -32,7 +32,8 @@ ways AS MATERIALIZED (
         NOT (way.n = 0 AND %(divert)s) AND CASE
             WHEN a.name IS NOT NULL THEN a.probe_at <= r.now AND coalesce(a.probe_until <= r.now, true)
             WHEN d.name IS NOT NULL THEN d.probe_at <= r.now AND coalesce(d.probe_until <= r.now, true)
-            ELSE false END AS probe_due
+            ELSE false END AS probe_due,
+        p.probes AS probed
     FROM r CROSS JOIN way
         LEFT JOIN sendonce.account a ON a.name = way.name AND a.from_domain = '' AND a.paused_at IS NOT NULL
             AND a.settings_digest = %(digests)s::jsonb ->> way.name

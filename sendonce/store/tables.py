@@ -124,6 +124,8 @@ email = Table(
     Column("started_at", _INSTANT),
     Column("seen_at", _INSTANT),
     Column("starts", Integer, nullable=False, server_default=_ZERO),
+    Column("slot_account", Text),
+    Column("slot_until", _INSTANT),
     Column("cancel_requested_at", _INSTANT),
     Column("held_why", Text),
     Column("held_since", _INSTANT),
@@ -329,6 +331,14 @@ account = Table(
     Column("worked_at", _INSTANT),
 )
 
+rate = Table(
+    "rate",
+    metadata,
+    Column("account", Text, primary_key=True),
+    Column("version", BigInteger, nullable=False, server_default=_ZERO),
+    Column("state", JSONB, nullable=False, server_default=text("'{}'")),
+)
+
 suppression = Table(
     "suppression",
     metadata,
@@ -363,10 +373,17 @@ event = Table(
     Column("code", Integer),
     Column("enhanced", Text),
     Column("reply_text", Text),
+    Column("handed_at", _INSTANT),
     UniqueConstraint("account", "source", "event_id", "recipient", name="uq_event"),
 )
 Index("ix_event_email", event.c.email_id, event.c.id, postgresql_where=text("email_id IS NOT NULL"))
 Index("ix_event_parked", event.c.received_at, postgresql_where=text("email_id IS NULL"))
+Index(
+    "ix_event_unhanded",
+    event.c.kind,
+    text("(id + 0)"),
+    postgresql_where=text("handed_at IS NULL AND proven AND email_id IS NOT NULL"),
+)
 
 wake = Table(
     "wake",

@@ -241,6 +241,8 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
                 "outage_ago": None,
                 "unknown_policy": "hold",
                 "digests": Jsonb({}),
+                "paced": ["default"],
+                "slot": None,
                 **routes.params({"default": "second"}),
             },
         ),

@@ -12,6 +12,7 @@ from sendonce import settings
 from sendonce.activities.inflight import lease_margin
 from sendonce.errors import ConfigurationError
 from sendonce.policy import DEFAULT_LANES
+from sendonce.rates import Rate
 from sendonce.settings import Settings
 from sendonce.settings.loading import ENVIRONMENT
 from sendonce.settings.model import (
@@ -375,6 +376,7 @@ def test_a_worker_is_configured_as_the_file_says(file: Path, monkeypatch: pytest
         "database_url": "postgresql:///shop",
         "transports": transports,
         "fallbacks": {},
+        "rates": {},
         "temporal": {"target_host": "variable:1", "namespace": "file"},
         "lanes": found.lanes,
         "served": ("bulk",),
@@ -484,6 +486,27 @@ async def test_a_window_that_is_too_short_is_refused_where_the_settings_say_so(f
     settings.build_worker_config(load(file, text.replace("refuse", "warn")), transports)
     for transport in transports.values():
         await transport.close()
+
+
+def test_rates_are_read(file: Path) -> None:
+    text = f'{ACCOUNT}password = "{SECRET}"\nrates = ["14/s", "50000/day"]\n'
+    found = load(file, text)
+    assert found.accounts["default"].rates == (Rate(14, 1.0, 1), Rate(50000, 86400.0, 50000))
+    assert settings.build_worker_config(found, settings.build_transports(found)).rates == {
+        "default": found.accounts["default"].rates
+    }
+    for wrong, words in (
+        ('"14/s"', 'must be a list of rates; write ["14/s", "50000/day"]'),
+        ("[14]", "must be a list of rates"),
+        ('["14/sec"]', "'14/sec' is no rate; write 14/s"),
+        ('["60/min", "1/60s"]', "two of them are about the same time"),
+    ):
+        message = refused(file, text.replace('["14/s", "50000/day"]', wrong))
+        assert message.startswith("[accounts.default] rates")
+        assert words in message
+    shares = load(file, text + "[lanes.bulk]\nrate_share = 0.9\n")
+    with pytest.raises(ConfigurationError, match="leave nothing"):
+        settings.build_worker_config(shares, settings.build_transports(shares))
 
 
 def test_the_fallback_is_another_account(file: Path) -> None:

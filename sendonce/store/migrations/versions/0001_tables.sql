@@ -79,6 +79,8 @@ CREATE TABLE sendonce.email (
     started_at      timestamptz,                  -- a starter stamped it
     seen_at         timestamptz,                  -- a workflow asked: the proof that one exists
     starts          integer NOT NULL DEFAULT 0,
+    slot_account    text,                         -- whose rates its next attempt has a slot of
+    slot_until      timestamptz,                  -- the slot is void then
     -- decisions
     cancel_requested_at timestamptz,
     held_why        text,
@@ -257,6 +259,13 @@ CREATE TABLE sendonce.account (
     CONSTRAINT pk_account PRIMARY KEY (name, settings_digest, from_domain)
 );
 
+-- What was used of an account's rates: see sendonce/rates.py.
+CREATE TABLE sendonce.rate (
+    account         text NOT NULL CONSTRAINT pk_rate PRIMARY KEY,
+    version         bigint NOT NULL DEFAULT 0,
+    state           jsonb NOT NULL DEFAULT '{}'
+);
+
 -- Addresses that an account must not write to. mailbox: all of it in lower case.
 CREATE TABLE sendonce.suppression (
     account         text NOT NULL,
@@ -271,7 +280,7 @@ CREATE TABLE sendonce.suppression (
 );
 
 -- What came back about a mail, each event once. email_id null: it names no mail that is known yet, and waits for one.
--- Business code may follow this table by id.
+-- Business code takes events by sendonce.take_events. (By id it would miss those that commit out of order.)
 CREATE TABLE sendonce.event (
     id              bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_event PRIMARY KEY,
     account         text NOT NULL,
@@ -290,10 +299,14 @@ CREATE TABLE sendonce.event (
     code            integer,
     enhanced        text,
     reply_text      text,
+    handed_at       timestamptz,                  -- business code took it
     CONSTRAINT uq_event UNIQUE (account, source, event_id, recipient)
 );
 CREATE INDEX ix_event_email ON sendonce.event (email_id, id) WHERE email_id IS NOT NULL;
 CREATE INDEX ix_event_parked ON sendonce.event (received_at) WHERE email_id IS NULL;
+-- "id + 0": an order that no other index has. The planner would walk the primary key, past all that nobody takes.
+CREATE INDEX ix_event_unhanded ON sendonce.event (kind, (id + 0))
+    WHERE handed_at IS NULL AND proven AND email_id IS NOT NULL;
 
 -- Mails whose workflows are to be woken: something has happened that they do not know.
 CREATE TABLE sendonce.wake (

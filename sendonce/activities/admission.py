@@ -1,0 +1,118 @@
+"""The claim with what goes before it: the probe of a paused account, its fallback, a slot of the account's rates."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, replace
+
+from sendonce.activities.account_watch import AccountWatch, Probe
+from sendonce.activities.inflight import Flight
+from sendonce.activities.leases import StoreHealth
+from sendonce.store import Store
+from sendonce.store.records import Claimed, NoSlot, Paused, Standing, Wait
+
+RATE = "rate"
+"""Why a mail waits whose account is used as fast as it may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a claim may pass by."""
+
+    probe: Probe | None = None
+    divert: bool = False
+    """Leave the probe that is due to others, and take the fallback."""
+    slot: str | None = None
+    """The account that the claim has a slot of."""
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What the store said in the end, and what was passed on the way there."""
+
+    answer: Claimed | Standing | Paused
+    by: Pass
+
+
+class Admission:
+    """Claims for one process."""
+
+    def __init__(
+        self, store: Store, accounts: AccountWatch, health: StoreHealth, *, worker: str, lease_seconds: float
+    ) -> None:
+        self._store = store
+        self._accounts = accounts
+        self._health = health
+        self._worker = worker
+        self._lease_seconds = lease_seconds
+
+    async def admit(self, flight: Flight) -> Admitted:
+        """Claim the mail, once it may be: with a probe, by the fallback, after the wait for a slot."""
+        by = Pass()
+        answer = await self._claim(flight, by)
+        while isinstance(answer, (Paused, NoSlot)):
+            if isinstance(answer, NoSlot):
+                waited = await self._slot(flight, answer.account)
+                if waited is not None:
+                    return Admitted(waited, by)
+                by = replace(by, slot=answer.account)
+            else:
+                passing = await self._pause(flight, answer, by)
+                if passing is None:
+                    return Admitted(answer, by)
+                by = passing
+            answer = await self._claim(flight, by)
+        return Admitted(answer, by)
+
+    async def alone(self, flight: Flight, admitted: Admitted, *, alone: bool) -> Admitted:
+        """Claim once more, with nothing beside it if ``alone``."""
+        by = replace(admitted.by, alone=alone)
+        answer = await self._claim(flight, by)
+        if isinstance(answer, NoSlot):
+            # Its account has changed meanwhile. It asks again.
+            return Admitted(Wait(1.0, RATE), by)
+        return Admitted(answer, by)
+
+    async def _slot(self, flight: Flight, account: str) -> Wait | None:
+        """Wait for a slot that is near, without a lease and without a connection; else say for how long."""
+        given = await self._store.take_slots(account, flight.lane.name, 1)
+        if given.delays:
+            await asyncio.sleep(given.delays[0])
+            return None
+        # Spread out: whoever waits for the same moment would find one slot there.
+        wait = given.retry_in * random.uniform(1.0, 1.1)
+        await self._store.put_off(flight.email_id, wait)
+        return Wait(wait, RATE)
+
+    async def _pause(self, flight: Flight, paused: Paused, by: Pass) -> Pass | None:
+        """What to pass the pause by; None: it waits."""
+        self._accounts.is_paused(paused.account, paused.domain)
+        if by.probe is not None or not paused.probe_due:
+            return None
+        if await self._store.take_probe(paused.account, flight.email_id, domain=paused.domain):
+            return replace(by, probe=Probe(paused.account, paused.domain))
+        if paused.can_divert and not by.divert:
+            # Somebody else has the probe, or is to have it: this mail need not wait for what it meets.
+            return replace(by, divert=True)
+        return None
+
+    async def _claim(self, flight: Flight, by: Pass) -> Claimed | Standing | Paused | NoSlot:
+        sent = asyncio.get_running_loop().time()
+        answer = await self._store.claim(
+            flight.email_id,
+            flight.ticket.key,
+            lane=flight.lane,
+            worker=self._worker,
+            lease_seconds=self._lease_seconds,
+            alone=by.alone,
+            probe=by.probe.domain if by.probe else None,
+            probe_of=by.probe.account if by.probe else None,
+            divert=by.divert,
+            slot=by.slot,
+            outage_ago=self._health.ago(),
+        )
+        if isinstance(answer, Claimed):
+            flight.claimed(answer.attempt_id, sent)
+        return answer

@@ -1,0 +1,85 @@
+"""An account with a rate: never faster, over several workers, and a code before the mail that waits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from temporalio.client import Client
+
+from sendonce.activities.failures import client_options
+from sendonce.outcome import Deferred, Reply
+from sendonce.policy import DEFAULT_LANES
+from sendonce.rates import Rate
+from sendonce.workflows.port import Wake
+from tests.flow.conftest import ACCEPTED, LANE, answer
+
+if TYPE_CHECKING:
+    from tests.flow.conftest import Flow, Relay
+
+CRITICAL = DEFAULT_LANES["critical"]
+RATE = (Rate.parse("20/s"),)
+
+
+async def claimed_at(flow: Flow, lane: str = "default") -> list[float]:
+    """When the attempts were claimed, by the store's clock."""
+    rows = await flow.rows(
+        "SELECT extract(epoch FROM a.claimed_at)::float8 AS at FROM sendonce.attempt a"
+        " JOIN sendonce.email e ON e.id = a.email_id WHERE e.lane = %s ORDER BY a.claimed_at",
+        [lane],
+    )
+    return [row["at"] for row in rows]
+
+
+async def test_two_workers_together_keep_to_the_rate(flow: Flow, relay: type[Relay]) -> None:
+    keys = [await flow.enqueue(f"{n}") for n in range(40)]
+    one, two = relay(), relay()
+    terms: dict[str, Any] = {"rates": {"default": RATE}, "lanes": {"default": LANE, "critical": CRITICAL}}
+    # Two workers of one queue cannot share a client.
+    another = await Client.connect(flow.target, **client_options())
+    async with flow.worker(one, **terms), flow.worker(two, **terms, client=another):
+        await asyncio.gather(*(flow.until_stage(key, "sent") for key in keys))
+    at = await claimed_at(flow)
+    # Sixteen a second for this lane: the first comes at once, so forty need 39 of the pauses between them. A claim may
+    # come a little after its slot, and never before.
+    assert at[-1] - at[0] > 39 / 16 - 0.25
+    assert len(one.jobs) + len(two.jobs) == 40
+    state = await flow.rows("SELECT state FROM sendonce.rate")
+    assert state, "nobody asked for a slot"
+
+
+async def test_a_code_does_not_wait_behind_bulk_mail_that_has_all_the_common_slots(
+    flow: Flow, relay: type[Relay]
+) -> None:
+    rates = {"default": (Rate.parse("5/min burst 5"),)}
+    async with flow.worker(relay(), rates=rates, lanes={"critical": CRITICAL, "bulk": DEFAULT_LANES["bulk"]}):
+        bulk = [await flow.enqueue(f"bulk-{n}", lane="bulk") for n in range(6)]
+        await asyncio.gather(*(flow.until_stage(key, "sent") for key in bulk[:4]))
+        code = await flow.enqueue("code", lane="critical")
+        await flow.until_stage(code, "sent")
+        waiting = [await flow.email(key) for key in bulk[4:]]
+    assert [(row["stage"], row["started_at"]) for row in waiting] == [("pending", None)] * 2, "it waits in the store"
+
+
+async def test_a_retry_waits_for_a_slot_too_and_is_due_when_there_is_one(flow: Flow, relay: type[Relay]) -> None:
+    greylisted = answer(Deferred(Reply(451, "4.7.1")))
+    await flow.own_clock()
+    async with flow.worker(relay(greylisted, answer(ACCEPTED)), rates={"default": (Rate.parse("1/min"),)}):
+        key = await flow.enqueue()
+        await flow.rows_until(
+            "SELECT 1 FROM sendonce.email WHERE stage = 'pending' AND next_attempt_at > sendonce.clock()"
+            " + interval '40 seconds'"
+        )
+        assert (await flow.email(key))["attempts"] == 1
+        await flow.advance(70)
+        await flow.handle(key).signal("wake", Wake())
+        await flow.until_stage(key, "sent")
+    first, second = await claimed_at(flow)
+    assert second - first >= 60
+
+
+async def test_without_rates_nobody_asks_for_slots(flow: Flow, relay: type[Relay]) -> None:
+    async with flow.worker(relay()):
+        key = await flow.enqueue()
+        await flow.until_stage(key, "sent")
+    assert await flow.rows("SELECT * FROM sendonce.rate") == []

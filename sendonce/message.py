@@ -174,6 +174,9 @@ class OutgoingEmail(Checked):
     """Not after this instant; later than ``send_after``. Aware; kept in UTC."""
     requested_by: _Word = None
     """Who asked, for the log of transitions. A service or an operator, not the recipient."""
+    fairness_key: Annotated[str, matching(_KEY, "1 to 100 characters of A-Z a-z 0-9 . _ : -")] | None = None
+    """Whose mail it is, such as a tenant's id. Mail of one account and lane takes turns by it, so that one tenant's
+    backlog does not delay another's mail. None: together with all other mail that has none."""
     retry: Annotated[RetryPolicy | None, BeforeValidator(_retry)] = None
     """This mail's own retry policy instead of its lane's."""
     unknown: UnknownPolicy | None = None
@@ -207,6 +210,7 @@ class OutgoingEmail(Checked):
             send_after: datetime | None = None,
             expires_at: datetime | None = None,
             requested_by: str | None = None,
+            fairness_key: str | None = None,
             retry: RetryPolicy | None = None,
             unknown: UnknownPolicy | None = None,
         ) -> None: ...
@@ -273,6 +277,7 @@ class OutgoingEmail(Checked):
         send_after: datetime | None = None,
         expires_at: datetime | None = None,
         requested_by: str | None = None,
+        fairness_key: str | None = None,
         retry: RetryPolicy | None = None,
         unknown: UnknownPolicy | None = None,
     ) -> OutgoingEmail:
@@ -304,6 +309,7 @@ class OutgoingEmail(Checked):
             send_after=send_after,
             expires_at=expires_at,
             requested_by=requested_by,
+            fairness_key=fairness_key,
             retry=retry,
             unknown=unknown,
         )

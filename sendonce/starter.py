@@ -128,6 +128,7 @@ class Starter:
         self._overdue_seconds = overdue_seconds
         self._full_accounts = full_accounts
         self._wakes: Mapping[str, asyncio.Event] = {lane.name: asyncio.Event() for lane in lanes}
+        self._turns: Mapping[str, dict[str, str]] = {lane.name: {} for lane in lanes}
         self._back_off = 0.0
         self._resume_at = 0.0
         self._waiting: set[asyncio.Task[None]] = set()
@@ -184,9 +185,11 @@ class Starter:
             if free <= 0:
                 await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
                 continue
+            turns = self._turns[lane.name]
             rows = await self._store.unstarted(
-                lane.name, limit=free, ceiling=lane.places, accounts_full=self._full(lane)
+                lane.name, limit=free, ceiling=lane.places, accounts_full=self._full(lane), turns=turns
             )
+            _take_turns(turns, rows)
             for row, delay in await self._with_slots(lane, rows):
                 task = asyncio.create_task(
                     self._start_later(lane, row, delay, stop) if delay else self._start(lane, row)
@@ -196,7 +199,9 @@ class Starter:
                 among.add(task)
                 task.add_done_callback(among.discard)
             found = found or bool(rows)
-            if len(rows) < free or self._back_off:
+            # Fewer than wanted is all there is, unless several took turns and some had little.
+            taking_turns = len({row.fairness_key for row in rows}) > 1
+            if self._back_off or (len(rows) < free and not taking_turns):
                 break
         return found
 
@@ -328,6 +333,14 @@ async def listen(database_url: str, wake: Callable[[], None]) -> None:
             logger.warning("not listening (%s), polling; next try in %.0f s", type(error).__name__, delay)
         await asyncio.sleep(delay)
         delay = min(LONGEST_BACK_OFF, delay * 2)
+
+
+def _take_turns(turns: dict[str, str], rows: Sequence[Startable]) -> None:
+    """Keep whose turn was the last, account by account: turns go round, upwards and then from the beginning."""
+    for account in {row.account for row in rows}:
+        last = turns.get(account)
+        keys = {row.fairness_key for row in rows if row.account == account}
+        turns[account] = max(keys, key=lambda key: (last is not None and key <= last, key))
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -407,9 +407,16 @@ class Store:
     # Starter.
 
     async def unstarted(
-        self, lane: str, *, limit: int, ceiling: int, accounts_full: Sequence[str] = ()
+        self,
+        lane: str,
+        *,
+        limit: int,
+        ceiling: int,
+        accounts_full: Sequence[str] = (),
+        turns: Mapping[str, str] | None = None,
     ) -> list[Startable]:
-        """Stamp and return rows due within a minute that were never started."""
+        """Stamp and return rows due within a minute that were never started; ``turns``: whose was the last, by account.
+        """
         async with self._connection() as conn:
             return await dispatch.unstarted(
                 conn,
@@ -419,6 +426,7 @@ class Store:
                 digests=self._digests,
                 fallbacks=self._fallbacks,
                 accounts_full=accounts_full,
+                turns=turns,
             )
 
     async def unstamp(self, email_ids: Sequence[UUID]) -> None:
@@ -437,11 +445,6 @@ class Store:
                 fallbacks=self._fallbacks,
                 after_seconds=after_seconds,
             )
-
-    async def due_in(self, lane: str) -> float | None:
-        """Seconds until the next unstarted row comes within a minute; None when none waits."""
-        async with self._connection() as conn:
-            return await dispatch.due_in(conn, lane)
 
     # Sweeps.
 

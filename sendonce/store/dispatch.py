@@ -12,6 +12,7 @@ from uuid import UUID
 
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
 
 from sendonce.store.records import Startable
 
@@ -52,6 +53,13 @@ accounts (account) AS (
 )
 """
 
+_NEXT_TURN = """
+    SELECT e.fairness_key FROM sendonce.email e
+    WHERE e.lane = %(lane)s AND e.account = {account} AND e.stage = 'pending' AND e.started_at IS NULL
+        AND e.fairness_key {rule}
+    ORDER BY e.fairness_key LIMIT 1
+"""
+
 _UNSTARTED = f"""
 WITH RECURSIVE c AS MATERIALIZED (SELECT sendonce.clock() AS now),
 {_ACCOUNTS},
@@ -80,20 +88,55 @@ room AS MATERIALIZED (
         LEFT JOIN paused p ON p.name = a.account AND p.from_domain = ''
     WHERE a.account <> ALL (%(full)s::text[])
 ),
--- Account by account, so that one account's backlog is neither read through nor in front of another's mail.
-chosen AS MATERIALIZED (
-    SELECT d.id FROM room r, LATERAL (
-        SELECT e.id, e.next_attempt_at FROM sendonce.email e
-        WHERE e.lane = %(lane)s AND e.account = r.account AND e.stage = 'pending' AND e.started_at IS NULL
-            AND e.held_why IS NULL AND NOT {_DOMAIN_PAUSED}
-            AND e.next_attempt_at <= (SELECT now FROM c) + %(ahead)s * interval '1 second'
-        ORDER BY e.next_attempt_at, e.id LIMIT least(r.places, %(limit)s) FOR UPDATE OF e SKIP LOCKED
-    ) d
+-- Account by account, so that one account's backlog is neither read through nor in front of another's mail; and within
+-- an account by turns, each found by one step through the index: those that come after the last one, then those before.
+ahead (account, places, fairness_key, n) AS (
+    SELECT r.account, least(r.places, %(limit)s), f.fairness_key, 1
+    FROM room r, LATERAL ({_NEXT_TURN.format(rule="> (%(turns)s::jsonb ->> r.account)", account="r.account")}) f
     WHERE r.places > 0
-    ORDER BY d.next_attempt_at, d.id LIMIT %(limit)s
+    UNION ALL
+    SELECT t.account, t.places, f.fairness_key, t.n + 1
+    FROM ahead t, LATERAL ({_NEXT_TURN.format(rule="> t.fairness_key", account="t.account")}) f
+    WHERE t.n < t.places
+),
+behind (account, places, fairness_key, n) AS (
+    SELECT r.account, least(r.places, %(limit)s), f.fairness_key, 1
+    FROM room r, LATERAL ({_NEXT_TURN.format(rule=">= ''", account="r.account")}) f
+    WHERE r.places > 0
+    UNION ALL
+    SELECT t.account, t.places, f.fairness_key, t.n + 1
+    FROM behind t, LATERAL ({_NEXT_TURN.format(rule="> t.fairness_key", account="t.account")}) f
+    WHERE t.n < t.places AND f.fairness_key <= coalesce(%(turns)s::jsonb ->> t.account, f.fairness_key)
+),
+turns AS MATERIALIZED (
+    SELECT o.*, count(*) OVER (PARTITION BY account) AS others FROM (
+        SELECT account, places, fairness_key, n FROM ahead
+        UNION ALL
+        SELECT account, places, fairness_key, n + 1000000 FROM behind
+        WHERE fairness_key <= coalesce(%(turns)s::jsonb ->> account, fairness_key)
+    ) o
+),
+found AS MATERIALIZED (
+    SELECT d.*, t.account, t.places, t.n FROM turns t, LATERAL (
+        SELECT x.*, row_number() OVER (ORDER BY x.next_attempt_at, x.id) AS round FROM (
+            SELECT e.id, e.next_attempt_at FROM sendonce.email e
+            WHERE e.lane = %(lane)s AND e.account = t.account AND e.fairness_key = t.fairness_key
+                AND e.stage = 'pending' AND e.started_at IS NULL AND e.held_why IS NULL AND NOT {_DOMAIN_PAUSED}
+                AND e.next_attempt_at <= (SELECT now FROM c) + %(ahead)s * interval '1 second'
+            ORDER BY e.next_attempt_at, e.id
+            LIMIT (t.places + t.others - 1) / t.others FOR UPDATE OF e SKIP LOCKED
+        ) x
+    ) d
+),
+chosen AS MATERIALIZED (
+    SELECT o.id FROM (
+        SELECT f.*, row_number() OVER (PARTITION BY f.account ORDER BY f.round, f.n) AS place FROM found f
+    ) o
+    WHERE o.place <= o.places
+    ORDER BY o.round, o.next_attempt_at, o.id LIMIT %(limit)s
 )
 UPDATE sendonce.email e SET started_at = c.now FROM chosen, c WHERE e.id = chosen.id
-RETURNING e.id AS email_id, e.key, e.account, e.lane
+RETURNING e.id AS email_id, e.key, e.account, e.lane, e.fairness_key
 """
 
 
@@ -106,9 +149,13 @@ async def unstarted(
     digests: Mapping[str, str],
     fallbacks: Mapping[str, str],
     accounts_full: Sequence[str] = (),
+    turns: Mapping[str, str] | None = None,
     ahead_seconds: float = AHEAD_SECONDS,
 ) -> list[Startable]:
-    """Stamp and return rows that were never started and are due within ``ahead_seconds``, oldest first.
+    """Stamp and return rows that were never started and are due within ``ahead_seconds``.
+
+    Those of an account take turns by their fairness keys, the oldest first of each. ``turns`` says, by account, whose
+    turn was the last.
 
     At most ``ceiling`` mails per account of this lane, for each worker process that serves it, are in flight or started
     and due; an account in ``accounts_full`` gets none. A paused account starts one, its probe, when that is due, unless
@@ -120,6 +167,7 @@ async def unstarted(
         "ceiling": ceiling,
         "full": list(accounts_full),
         "ahead": ahead_seconds,
+        "turns": Jsonb(dict(turns or {})),
         **_settings(digests, fallbacks),
     }
     async with conn.cursor(row_factory=class_row(Startable)) as cur:
@@ -195,19 +243,3 @@ async def overdue(
     }
     async with conn.cursor(row_factory=class_row(Startable)) as cur:
         return await (await cur.execute(_OVERDUE, params)).fetchall()
-
-
-_DUE_IN = f"""
-WITH RECURSIVE {_ACCOUNTS}
-SELECT extract(epoch FROM min(first.next_attempt_at) - sendonce.clock())::float8 FROM accounts a, LATERAL (
-    SELECT e.next_attempt_at FROM sendonce.email e
-    WHERE e.lane = %(lane)s AND e.account = a.account AND e.stage = 'pending' AND e.started_at IS NULL
-    ORDER BY e.next_attempt_at LIMIT 1
-) first
-"""
-
-
-async def due_in(conn: AsyncConnection[Any], lane: str, ahead_seconds: float = AHEAD_SECONDS) -> float | None:
-    """Seconds until the next unstarted row comes within ``ahead_seconds`` (0: now); None when none waits."""
-    row = await (await conn.execute(_DUE_IN, {"lane": lane})).fetchone()
-    return None if row is None or row[0] is None else max(0.0, float(row[0]) - ahead_seconds)

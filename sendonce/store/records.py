@@ -194,3 +194,5 @@ class Startable:
     key: str
     account: str
     lane: str
+    fairness_key: str = ""
+    """Whose mail it is, where that matters."""

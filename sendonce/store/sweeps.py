@@ -114,7 +114,7 @@ SELECT first.id, first.account, l.lane, sendonce.clock() AS now FROM lanes l, LA
     SELECT e.id, e.account FROM sendonce.email e
     WHERE e.lane = l.lane AND e.stage = 'pending' AND e.started_at IS NULL
         AND e.next_attempt_at <= sendonce.clock() - %(after)s * interval '1 second'
-    ORDER BY e.account, e.next_attempt_at LIMIT 1
+    ORDER BY e.account, e.fairness_key, e.next_attempt_at LIMIT 1
 ) first
 WHERE NOT EXISTS (SELECT FROM sendonce.process p
                   WHERE l.lane = ANY (p.lanes) AND p.beat_at > sendonce.clock() - interval '60 seconds')

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
 from sendonce.outcome import Deferred, Reply, Unanswered
+from sendonce.starter import _take_turns
+from sendonce.store.records import Startable
 
 if TYPE_CHECKING:
     from tests.store.conftest import Bench
@@ -22,7 +25,6 @@ async def test_starters_side_by_side_never_get_the_same_row(bench: Bench) -> Non
     )
     counts = Counter(row.key for part in got for row in part)
     assert set(counts.values()) == {1}
-    assert await bench.store.due_in("default") is None
 
 
 async def test_only_what_is_due_within_a_minute_of_this_lane_oldest_first(bench: Bench) -> None:
@@ -34,10 +36,46 @@ async def test_only_what_is_due_within_a_minute_of_this_lane_oldest_first(bench:
     assert [row.key for row in got] == ["b"]
     got = await bench.store.unstarted("default", limit=10, ceiling=1000)
     assert [row.key for row in got] == ["a"]
-    wait = await bench.store.due_in("default")
-    assert wait is not None
-    assert wait > 1e9
-    assert await bench.store.due_in("bulk") == 0.0
+
+
+async def keys(bench: Bench, limit: int = 100, ceiling: int = 1000, **last: str) -> list[str]:
+    rows = await bench.store.unstarted("default", limit=limit, ceiling=ceiling, turns=last)
+    return sorted(row.key for row in rows)
+
+
+async def test_mail_of_one_account_takes_turns(bench: Bench) -> None:
+    for n in range(30):
+        await bench.enqueue(f"big-{n:02}", fairness_key="big")
+    for n in range(3):
+        await bench.enqueue(f"small-{n}", fairness_key="small")
+    await bench.enqueue("plain")
+    assert await keys(bench, 6) == ["big-00", "big-01", "plain", "small-0", "small-1"]
+    assert await keys(bench, 6) == ["big-02", "big-03", "big-04", "small-2"]
+    assert await keys(bench, 6) == [f"big-{n:02}" for n in range(5, 11)]
+
+
+async def test_turns_go_round_when_there_are_more_than_places(bench: Bench) -> None:
+    for tenant in "abcdefg":
+        for n in range(2):
+            await bench.enqueue(f"{tenant}{n}", fairness_key=tenant)
+    assert await keys(bench, 3) == ["a0", "b0", "c0"]
+    assert await keys(bench, 3, default="c") == ["d0", "e0", "f0"]
+    assert await keys(bench, 3, default="f") == ["a1", "b1", "g0"]
+    assert await keys(bench, ceiling=2, default="b") == [], "the ceiling is the account's, whoever's turn it is"
+    assert await keys(bench, ceiling=11, default="b") == ["c1", "d1"]
+
+
+async def test_whose_turn_is_last_is_kept_by_the_round() -> None:
+    def row(key: str) -> Startable:
+        return Startable(UUID(int=0), "k", "default", "default", key)
+
+    turns: dict[str, str] = {}
+    _take_turns(turns, [row("b"), row("a"), row("c")])
+    assert turns == {"default": "c"}
+    _take_turns(turns, [row("a"), row("d"), row("e")])
+    assert turns == {"default": "a"}, "it went round"
+    _take_turns(turns, [])
+    assert turns == {"default": "a"}
 
 
 async def test_the_ceiling_counts_flights_and_started_and_due_but_no_sleepers(bench: Bench) -> None:
@@ -218,10 +256,10 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
     cases: dict[str, tuple[str, dict[str, object]]] = {
         "unstarted": (
             dispatch._UNSTARTED,
-            {"lane": "default", "limit": 20, "ceiling": 20, "full": [], "ahead": 60.0} | accounts,
+            {"lane": "default", "limit": 20, "ceiling": 20, "full": [], "ahead": 60.0, "turns": Jsonb({"default": "a"})}
+            | accounts,
         ),
         "overdue": (dispatch._OVERDUE, {"lane": "default", "limit": 20, "after": 60.0} | accounts),
-        "due_in": (dispatch._DUE_IN, {"lane": "default"}),
         "silent": (sweeps._SILENT, {}),
         "closing": (sweeps._CLOSING, {}),
         "expired": (sweeps._EXPIRED, {}),

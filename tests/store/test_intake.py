@@ -128,6 +128,7 @@ def test_same_key_and_content_is_the_same_mail(connection: psycopg.Connection[An
             retry=RetryPolicy(),
             unknown="resend",
             requested_by="somebody else",
+            fairness_key="tenant-1",
         ),
     )
     assert (again.id, again.created, again.stage) == (first.id, False, Stage.CLAIMED)

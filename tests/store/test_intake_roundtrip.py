@@ -61,6 +61,7 @@ OPTIONAL: dict[str, st.SearchStrategy[Any]] = {
     "send_after": INSTANTS,
     "expires_at": INSTANTS,
     "requested_by": WILD,
+    "fairness_key": st.sampled_from(["tenant-1", "a b", ""]),
     "retry": st.builds(RetryPolicy, base=st.floats(1, 1000), delays=st.lists(st.floats(0.25, 9), max_size=2)),
     "unknown": st.sampled_from(["hold", "resend"]),
 }

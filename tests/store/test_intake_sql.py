@@ -172,6 +172,8 @@ def test_a_conflict_is_a_status(connection: psycopg.Connection[Any]) -> None:
         ("unknown", "resent"),
         ("retry", "often"),
         ("requested_by", "a\nb"),
+        ("fairness_key", ""),
+        ("fairness_key", "a b"),
         ("priority", 1),
         ("attachments", []),
     ],
@@ -255,7 +257,8 @@ JSON = st.recursive(
 )
 FIELDS = [
     *("key", "account", "lane", "sender", "envelope_sender", "to", "cc", "bcc", "reply_to", "subject", "text", "html"),
-    *("template", "parameters", "headers", "send_after", "expires_at", "requested_by", "retry", "unknown", "other"),
+    *("template", "parameters", "headers", "send_after", "expires_at", "requested_by", "fairness_key", "retry", "unknown"),
+    "other",
 ]
 FILES = st.dictionaries(st.sampled_from(["filename", "content", "content_type", "content_id", "inline", "x"]), JSON)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -117,7 +116,9 @@ async def test_a_mail_without_a_slot_is_due_when_there_is_one(paced: Bench) -> N
     assert isinstance(answer, Wait)
     assert 39 < answer.seconds <= 40
     await paced.store.put_off(email_id, 4000.0)
-    assert (await paced.ask()) == replace(answer, seconds=pytest.approx(answer.seconds, abs=1)), "it was not due"
+    again = await paced.ask()
+    assert isinstance(again, Wait)
+    assert again.seconds <= answer.seconds, "it was not due, and is not put off"
 
 
 async def test_a_used_up_quota_says_for_how_long(bench: Bench) -> None:

@@ -25,6 +25,7 @@
 --   send_after, expires_at   ISO 8601 with an offset: "2030-01-31T09:00:00+01:00"
 --   retry, unknown   this mail's own retry policy (an object) and policy for silence ("hold" or "resend")
 --   requested_by     who asked, for the log of transitions
+--   fairness_key     whose mail it is: mail of one account and lane takes turns by it
 --   mime             true: the one attachment is the whole message, with CRLF line ends and without Bcc; sender, to, cc and
 --                    bcc say whom it is from and goes to, subject what to show; none of text, html, template and headers
 --   message_id       the Message-ID of such a message, if it has one
@@ -38,8 +39,8 @@
 --                    (stage is null when retention has removed it). Nothing was written.
 --   conflict         the key is taken by other content. Nothing was written.
 --   invalid:<field>  that part cannot be accepted. Nothing was written.
--- and the transaction is usable after each. Content is everything but scheduling, expiry, policies, lane and
--- requested_by. Numbers in parameters are compared as written: 1 and 1.0 are different content.
+-- and the transaction is usable after each. Content is everything but scheduling, expiry, policies, lane, requested_by
+-- and fairness_key. Numbers in parameters are compared as written: 1 and 1.0 are different content.
 --
 -- A caller that meets a concurrent, uncommitted call with the same key waits for it. At REPEATABLE READ and
 -- SERIALIZABLE it then gets SQLSTATE 40001, as for any concurrent update, and is to retry its transaction. Two
@@ -200,7 +201,8 @@ BEGIN
         FROM jsonb_each(message) AS member (key, value)
         WHERE NOT CASE
             WHEN member.key IN ('key', 'account', 'lane', 'envelope_sender', 'subject', 'text', 'html', 'template',
-                                'send_after', 'expires_at', 'requested_by', 'unknown', 'locale', 'message_id')
+                                'send_after', 'expires_at', 'requested_by', 'unknown', 'locale', 'message_id',
+                                'fairness_key')
                 THEN jsonb_typeof(member.value) IN ('string', 'null')
             WHEN member.key IN ('rendered', 'mime') THEN jsonb_typeof(member.value) IN ('boolean', 'null')
             WHEN member.key IN ('parameters', 'headers', 'retry') THEN jsonb_typeof(member.value) IN ('object', 'null')
@@ -247,6 +249,7 @@ BEGIN
         WHEN v_expires <= v_send THEN 'expires_at'
         WHEN message ->> 'unknown' NOT IN ('hold', 'resend') THEN 'unknown'
         WHEN message ->> 'requested_by' ~ broken_line OR length(message ->> 'requested_by') > 200 THEN 'requested_by'
+        WHEN message ->> 'fairness_key' !~ '^[A-Za-z0-9._:-]{1,100}$' THEN 'fairness_key'
         WHEN jsonb_typeof(attachments) NOT IN ('array', 'null') THEN 'attachments'
     END);
     IF wrong IS NULL AND v_headers <> '{}' AND EXISTS (
@@ -345,16 +348,17 @@ BEGIN
     END IF;
 
     INSERT INTO sendonce.email (id, account, key, lane, from_domain, created_at, send_after, expires_at, next_attempt_at, retry,
-                                unknown_policy, open_ordinals)
+                                unknown_policy, fairness_key, open_ordinals)
     VALUES (v_id, v_account, v_key, v_lane, substring(sender ->> 'mailbox' FROM '@([^@]+)$'), v_now, v_send, v_expires, greatest(v_send, v_now), v_retry,
-            message ->> 'unknown', ARRAY(SELECT generate_series(0, cardinality(mailboxes) - 1)));
+            message ->> 'unknown', coalesce(message ->> 'fairness_key', ''),
+            ARRAY(SELECT generate_series(0, cardinality(mailboxes) - 1)));
     INSERT INTO sendonce.email_content (email_id, message_id, content, requested_by)
     VALUES (v_id, coalesce(message ->> 'message_id',
                            '<' || v_id || '@' || substring(sender ->> 'mailbox' FROM '@([^@]+)$') || '>'),
             content || jsonb_build_object('rendered', v_rendered, 'key', v_key, 'account', v_account, 'lane', v_lane,
                 'send_after', message -> 'send_after', 'expires_at', message -> 'expires_at',
                 'requested_by', message -> 'requested_by', 'retry', v_retry, 'unknown', message -> 'unknown',
-                'message_id', message -> 'message_id'),
+                'message_id', message -> 'message_id', 'fairness_key', message -> 'fairness_key'),
             message ->> 'requested_by');
     INSERT INTO sendonce.recipient (email_id, ordinal, mailbox)
     SELECT v_id, each.n - 1, each.mailbox FROM unnest(mailboxes) WITH ORDINALITY AS each (mailbox, n);

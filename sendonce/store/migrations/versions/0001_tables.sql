@@ -79,6 +79,7 @@ CREATE TABLE sendonce.email (
     started_at      timestamptz,                  -- a starter stamped it
     seen_at         timestamptz,                  -- a workflow asked: the proof that one exists
     starts          integer NOT NULL DEFAULT 0,
+    fairness_key    text NOT NULL DEFAULT '',     -- whose mail it is: they take turns
     slot_account    text,                         -- whose rates its next attempt has a slot of
     slot_until      timestamptz,                  -- the slot is void then
     -- decisions
@@ -91,7 +92,7 @@ CREATE TABLE sendonce.email (
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 1);
 
 -- Never started and due soon: what a starter looks at.
-CREATE INDEX ix_email_unstarted ON sendonce.email (lane, account, next_attempt_at, id)
+CREATE INDEX ix_email_unstarted ON sendonce.email (lane, account, fairness_key, next_attempt_at, id)
     WHERE stage = 'pending' AND started_at IS NULL;
 CREATE INDEX ix_email_expiring ON sendonce.email (expires_at)
     WHERE stage = 'pending' AND started_at IS NULL AND expires_at IS NOT NULL;

@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from sendonce.activities.transports.base import Fenced
 from sendonce.activities.transports.smtp import SmtpSettings, SmtpTransport
+from sendonce.activities.transports.smtp_settings import SmtpPoolSettings
 from sendonce.message import Attachment, OutgoingEmail
 from sendonce.outcome import AttemptResult, NotOffered
 from sendonce.testing import smtp_misbehaviour as bad
@@ -227,6 +229,41 @@ async def test_the_pool_is_bounded_and_the_wait_costs_no_attempt(
         go.set()
         assert kinds(await first) == kinds(await waiting) == ["accepted"]
     assert len(smtp.sessions) == 1
+
+
+async def test_some_connections_are_kept_free_for_urgent_mail(smtp: SmtpServer) -> None:
+    go, stalled = asyncio.Event(), asyncio.Event()
+
+    async def on_event(name: str, session: Any) -> None:
+        if name == "dot" and not session.recipients[0].startswith("code"):
+            if len(smtp.sessions) == 3:
+                stalled.set()
+            await go.wait()
+
+    smtp.on_event = on_event
+    async with account(smtp, pool={"max_connections": 4, "reserved": 1}) as transport:
+        bulk = [asyncio.create_task(send(transport, n)) for n in range(5)]
+        await stalled.wait()
+        job = replace(make_job(transport, mail(9, to=["code@example.org"])), urgent=True)
+        assert kinds(await transport.transmit(job, RecordingGate())) == ["accepted"]
+        assert len(smtp.sessions) == 4
+        go.set()
+        assert [kinds(await task) for task in bulk] == [["accepted"]] * 5
+        # All places are free again.
+        more = [asyncio.create_task(send(transport, 10 + n)) for n in range(8)]
+        assert [kinds(await task) for task in more] == [["accepted"]] * 8
+
+
+@pytest.mark.parametrize(
+    ("pool", "kept"), [({}, 6), ({"max_connections": 2}, 1), ({"max_connections": 1}, 0), ({"reserved": 0}, 0)]
+)
+def test_how_many_are_kept_free(pool: dict[str, int], kept: int) -> None:
+    assert SmtpPoolSettings(**pool).kept_free == kept
+
+
+def test_not_all_can_be_reserved() -> None:
+    with pytest.raises(ValidationError, match="reserved must be less than max_connections, 4"):
+        SmtpPoolSettings(max_connections=4, reserved=4)
 
 
 async def test_an_idle_connection_leaves_in_order(smtp: SmtpServer) -> None:

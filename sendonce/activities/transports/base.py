@@ -102,6 +102,8 @@ class Job:
     envelope_id: str = ""
     """What a bounce brings back (RFC 3461 4.4): the mail's id and its proof, printable ASCII; ``""``: none is asked
     for."""
+    urgent: bool = False
+    """Whether it may use the connections that are kept free for such mail."""
     own_return_path: bool = False
     """Whether ``envelope_sender`` may give way to a return path of the mail's own (VERP): nobody chose it."""
 

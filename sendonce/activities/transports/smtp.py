@@ -78,7 +78,7 @@ class SmtpTransport:
         fresh = False
         while True:
             try:
-                line = await self._pool.take(fresh=fresh)
+                line = await self._pool.take(fresh=fresh, urgent=job.urgent)
             except NoLine as error:
                 return same_for_all(tuple(r.ordinal for r in job.recipients), error.outcome)
             transaction = Transaction(line, job, gate)

@@ -23,21 +23,23 @@ class SmtpPool:
         self._settings = settings
         self._context = context
         self._tokens = tokens
-        self._places = asyncio.Semaphore(settings.pool.max_connections)
+        self._places = _Places(settings.pool.max_connections, settings.pool.kept_free)
         self._idle: dict[SmtpLine, asyncio.TimerHandle] = {}
-        self._busy: set[SmtpLine] = set()
+        # With whether the place is one of those for urgent mail only.
+        self._busy: dict[SmtpLine, bool] = {}
         self._leaving: dict[asyncio.Task[None], SmtpLine] = {}
         self._closed = False
 
-    async def take(self, *, fresh: bool = False) -> SmtpLine:
-        """A connection that is up, for one mail; ``fresh``: one that nobody has used.
+    async def take(self, *, fresh: bool = False, urgent: bool = False) -> SmtpLine:
+        """A connection that is up, for one mail; ``fresh``: one that nobody has used; ``urgent``: also one of those
+        that are kept free for such mail.
 
         A connection that the server closed, or wrote to unasked, is passed over. Raises
         :class:`~sendonce.activities.transports.smtp_connection.NoLine`. Give it back with :meth:`give` or :meth:`drop`.
         """
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await self._places.acquire()
+                await self._places.acquire(urgent=urgent)
         except TimeoutError:
             raise NoLine(
                 NotOffered(Reply(text="no connection of the account's pool was free"), counted=False)
@@ -47,9 +49,9 @@ class SmtpPool:
             if line is None:
                 line = await open_line(self._settings, self._context, self._tokens)
         except BaseException:
-            self._places.release()
+            self._places.release(urgent=urgent)
             raise
-        self._busy.add(line)
+        self._busy[line] = urgent
         return line
 
     def _kept(self) -> SmtpLine | None:
@@ -63,26 +65,26 @@ class SmtpPool:
 
     def give(self, line: SmtpLine) -> None:
         """The mail is settled: keep the connection if it may be used again, else leave in order. Returns at once."""
-        self._busy.discard(line)
+        urgent = self._busy.pop(line)
         line.mails += 1
         pool = self._settings.pool
         if not line.usable:
             line.abort()
-            self._places.release()
+            self._places.release(urgent=urgent)
         elif self._closed or pool.idle_seconds == 0 or line.mails >= pool.mails_per_connection:
             # Nobody waits for the good-bye.
-            self._later(line, self._leave(line))
+            self._later(line, self._leave(line, urgent=urgent))
         elif line.open_transaction:
-            self._later(line, self._reset(line))
+            self._later(line, self._reset(line, urgent=urgent))
         else:
             self._keep(line)
-            self._places.release()
+            self._places.release(urgent=urgent)
 
     def drop(self, line: SmtpLine) -> None:
         """Something broke the pairing of commands and replies, or nobody knows: close at once."""
-        self._busy.discard(line)
+        urgent = self._busy.pop(line)
         line.abort()
-        self._places.release()
+        self._places.release(urgent=urgent)
 
     def _keep(self, line: SmtpLine) -> None:
         timer = asyncio.get_running_loop().call_later(self._settings.pool.idle_seconds, self._expire, line)
@@ -92,13 +94,13 @@ class SmtpPool:
         if self._idle.pop(line, None) is not None:
             self._later(line, line.quit())
 
-    async def _leave(self, line: SmtpLine) -> None:
+    async def _leave(self, line: SmtpLine, *, urgent: bool) -> None:
         try:
             await line.quit()
         finally:
-            self._places.release()
+            self._places.release(urgent=urgent)
 
-    async def _reset(self, line: SmtpLine) -> None:
+    async def _reset(self, line: SmtpLine, *, urgent: bool) -> None:
         """The server refused the transaction in order (RFC 5321 4.1.1.5): it may be used again once it says so."""
         try:
             reply = await line.command(b"RSET", timeout=self._settings.timeouts.quit)
@@ -113,7 +115,7 @@ class SmtpPool:
             line.abort()
             raise
         finally:
-            self._places.release()
+            self._places.release(urgent=urgent)
 
     def _later(self, line: SmtpLine, body: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(body)
@@ -136,3 +138,27 @@ class SmtpPool:
         self._idle.clear()
         for line in list(self._busy):
             line.abort()
+
+
+class _Places:
+    """Connections at once: some are kept free for urgent mail, which may take any."""
+
+    def __init__(self, places: int, kept_free: int) -> None:
+        self._all = asyncio.Semaphore(places)
+        self._common = asyncio.Semaphore(places - kept_free)
+
+    async def acquire(self, *, urgent: bool) -> None:
+        if urgent:
+            await self._all.acquire()
+            return
+        await self._common.acquire()
+        try:
+            await self._all.acquire()
+        except BaseException:
+            self._common.release()
+            raise
+
+    def release(self, *, urgent: bool) -> None:
+        self._all.release()
+        if not urgent:
+            self._common.release()

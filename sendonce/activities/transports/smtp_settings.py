@@ -54,11 +54,27 @@ class SmtpPoolSettings(BaseModel):
 
     max_connections: int = Field(60, ge=1, le=1000)
     """At once; 1 to 1000. Less than the places of all lanes together (20 each) lets one lane keep another waiting."""
+    reserved: int | None = Field(None, ge=0, le=999)
+    """Of these, how many only mail of a lane with a ``rate_share`` may take, such as ``critical``; 0 to 999, and fewer
+    than all. None: a tenth, at least one of two or more."""
     idle_seconds: float = Field(10, ge=0, le=3600)
     """How long an unused connection is kept; 0 keeps none. 0 to 3600. Servers close theirs after minutes (RFC 5321
     4.5.3.2.7 gives them five), some relays after seconds."""
     mails_per_connection: int = Field(100, ge=1, le=100000)
     """Then a new one is made; 1 to 100000. Many relays set such a limit themselves."""
+
+    @property
+    def kept_free(self) -> int:
+        """``reserved``, or what it comes to when it is not set."""
+        if self.reserved is not None:
+            return self.reserved
+        return 0 if self.max_connections == 1 else max(1, self.max_connections // 10)
+
+    @model_validator(mode="after")
+    def _some_for_all(self) -> Self:
+        if self.kept_free >= self.max_connections:
+            raise ValueError(f"reserved must be less than max_connections, {self.max_connections}")
+        return self
 
 
 class SmtpSettings(BaseModel):

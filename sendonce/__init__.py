@@ -19,11 +19,13 @@ if TYPE_CHECKING:
         StoreNotReady,
         TemplateFault,
     )
+    from sendonce.events import EventKind
     from sendonce.headers import unsubscribe_headers
     from sendonce.message import Address, Attachment, OutgoingEmail
     from sendonce.policy import LanePolicy, RetryPolicy
     from sendonce.starter import start_now
     from sendonce.store.intake import Enqueued, enqueue, enqueue_many
+    from sendonce.store.taking import TakenEvent, take_events
     from sendonce.templates import Templates
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "Attachment",
     "ConfigurationError",
     "Enqueued",
+    "EventKind",
     "IdempotencyConflict",
     "InvalidEmail",
     "LanePolicy",
@@ -39,11 +42,13 @@ __all__ = [
     "RetryPolicy",
     "SendonceError",
     "StoreNotReady",
+    "TakenEvent",
     "TemplateFault",
     "Templates",
     "enqueue",
     "enqueue_many",
     "start_now",
+    "take_events",
     "unsubscribe_headers",
 ]
 
@@ -57,11 +62,13 @@ _HOMES = {
         "StoreNotReady",
         "TemplateFault",
     ),
+    "sendonce.events": ("EventKind",),
     "sendonce.headers": ("unsubscribe_headers",),
     "sendonce.message": ("Address", "Attachment", "OutgoingEmail"),
     "sendonce.policy": ("LanePolicy", "RetryPolicy"),
     "sendonce.starter": ("start_now",),
     "sendonce.store.intake": ("Enqueued", "enqueue", "enqueue_many"),
+    "sendonce.store.taking": ("TakenEvent", "take_events"),
     "sendonce.templates": ("Templates",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

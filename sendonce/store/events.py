@@ -24,18 +24,22 @@ from sendonce.store.facts import record_evidence
 from sendonce.store.sweeps import lane_of
 
 CHANNEL = "sendonce_events"
-"""NOTIFY channel, without payload, for business code that follows ``sendonce.event``."""
+"""NOTIFY channel, without payload: there may be events to be taken (:func:`sendonce.take_events`)."""
 
 PARKED_SECONDS = 86400.0
 """How long an event that names no known mail waits for one."""
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
+# The unique index decides. What is there already is looked for first: the insertion alone would wait for business code
+# that is just taking that event, however long it does.
 _KEEP = """
 INSERT INTO sendonce.event (account, source, event_id, kind, proven, happened_at, claimed_id, provider_id, message_id,
     recipient, code, enhanced, reply_text)
-VALUES (%(account)s, %(source)s, %(event_id)s, %(kind)s, %(proven)s, %(at)s, %(claimed)s, %(provider_id)s,
-    %(message_id)s, %(recipient)s, %(code)s, %(enhanced)s, %(text)s)
+SELECT %(account)s, %(source)s, %(event_id)s, %(kind)s, %(proven)s, %(at)s::timestamptz, %(claimed)s, %(provider_id)s,
+    %(message_id)s, %(recipient)s, %(code)s::integer, %(enhanced)s, %(text)s
+WHERE NOT EXISTS (SELECT FROM sendonce.event WHERE account = %(account)s AND source = %(source)s
+    AND event_id = %(event_id)s AND recipient = %(recipient)s)
 ON CONFLICT DO NOTHING RETURNING *
 """
 
@@ -117,8 +121,12 @@ async def _portion(
                 found.append((mail["id"], row))
         await _join(conn, found, {}, terms)
         if new:
-            await conn.execute("SELECT pg_notify(%s, '') FROM sendonce.installation WHERE notify", [CHANNEL])
+            await _notify(conn)
     return new
+
+
+async def _notify(conn: AsyncConnection[Any]) -> None:
+    await conn.execute("SELECT pg_notify(%s, '') FROM sendonce.installation WHERE notify", [CHANNEL])
 
 
 def _order(params: dict[str, Any]) -> tuple[str, str, str]:
@@ -136,6 +144,9 @@ async def join_parked(
         async with conn.cursor(row_factory=dict_row) as cur:
             rows = await (await cur.execute(_PARKED, {"seconds": within, "limit": PORTION})).fetchall()
         await _join(conn, [(row["found"], row) for row in rows], terms, default)
+        if rows:
+            # Business code was told of them when they came, and could not take them yet.
+            await _notify(conn)
     await conn.execute(
         "DELETE FROM sendonce.event WHERE id IN (SELECT id FROM sendonce.event WHERE email_id IS NULL"
         " AND received_at < sendonce.clock() - %s * interval '1 second' LIMIT 1000)",

@@ -1,43 +1,32 @@
 """Intake: write a mail into the caller's transaction, through the caller's connection.
 
-One SQL function, ``sendonce.enqueue``, does the work; here it is called through SQLAlchemy or psycopg, sync or async.
-Neither is imported: whoever passes a connection has imported what it needs.
+One SQL function, ``sendonce.enqueue``, does the work; :mod:`~sendonce.store.callers` calls it through SQLAlchemy or
+psycopg, sync or async.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import sys
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 from uuid import UUID
 
-from sendonce.errors import ConfigurationError, IdempotencyConflict, InvalidEmail, StoreNotReady
+from sendonce.errors import ConfigurationError, IdempotencyConflict, InvalidEmail
 from sendonce.message import Address, OutgoingEmail
 from sendonce.stages import Stage
+from sendonce.store.callers import Call, Row, Statement, Steps, run
 
 if TYPE_CHECKING:
-    import psycopg
-    from sqlalchemy.engine import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
-    from sqlalchemy.orm import Session, scoped_session
-
-    SyncConnection = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]
-    AnyAsyncConnection = AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]
+    from sendonce.store.callers import AnyAsyncConnection, SyncConnection
 
 CHUNK_MAILS = 500
 CHUNK_OCTETS = 8 * 1024 * 1024
 """One statement of :func:`enqueue_many` carries at most so many mails, and ends once it holds so many octets: a
 statement stays far below PostgreSQL's 1 GB for one value, and the memory it needs stays small."""
 
-_NOT_READY = {"42883", "3F000"}  # undefined_function, invalid_schema_name
-_AUTOCOMMIT = (
-    "the connection is in autocommit mode, so that the mail would not be part of your transaction: "
-    "open one (psycopg: 'with connection.transaction():'), or use a connection without autocommit"
-)
+_CALL = Call("enqueue", "the mail")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +149,6 @@ async def _first(done: Awaitable[list[Enqueued]]) -> Enqueued:
     return (await done)[0]
 
 
-class _Statement(NamedTuple):
-    text: str
-    parameters: dict[str, Any] | None = None
-    """None: it returns no rows. (In a psycopg pipeline only who fetches learns whether there are any.)"""
-
-
-_Row = Sequence[Any]
-_Steps = Generator[_Statement, Sequence[_Row], list[Enqueued]]
-
 # The set-returning function is called row by row, in the order of the array: keys are locked in that order.
 _ENQUEUE = """
 SELECT done.status, CAST(done.email_id AS text), done.stage
@@ -179,27 +159,27 @@ ORDER BY mail.n
 """
 
 
-def _steps(emails: list[OutgoingEmail], notify: bool) -> _Steps:
+def _steps(emails: list[OutgoingEmail], notify: bool) -> Steps[list[Enqueued]]:
     """The statements to execute, one after the other; each is answered with its rows."""
     order = sorted(range(len(emails)), key=lambda index: (emails[index].account, emails[index].key))
     done: dict[int, Enqueued] = {}
     # One mail alone needs no savepoint: it is written or it is not.
     guarded = len(emails) > 1
     if guarded:
-        yield _Statement("SAVEPOINT sendonce_enqueue")
+        yield Statement("SAVEPOINT sendonce_enqueue")
     try:
         for chunk in _chunks(order, emails):
             mails = _Private(json.dumps([_payload(emails[index]) for index in chunk], ensure_ascii=False))
-            rows = yield _Statement(_ENQUEUE, {"mails": mails, "notify": notify})
+            rows = yield Statement(_ENQUEUE, {"mails": mails, "notify": notify})
             for index, row in zip(chunk, rows, strict=True):
                 done[index] = _enqueued(emails[index], row)
     except (IdempotencyConflict, InvalidEmail):
         if guarded:
-            yield _Statement("ROLLBACK TO SAVEPOINT sendonce_enqueue")
-            yield _Statement("RELEASE SAVEPOINT sendonce_enqueue")
+            yield Statement("ROLLBACK TO SAVEPOINT sendonce_enqueue")
+            yield Statement("RELEASE SAVEPOINT sendonce_enqueue")
         raise
     if guarded:
-        yield _Statement("RELEASE SAVEPOINT sendonce_enqueue")
+        yield Statement("RELEASE SAVEPOINT sendonce_enqueue")
     return [done[index] for index in range(len(emails))]
 
 
@@ -242,7 +222,7 @@ def _address(address: Address) -> dict[str, str]:
     return shown if address.email.rpartition("@")[2].isascii() else {**shown, "mailbox": address.mailbox}
 
 
-def _enqueued(email: OutgoingEmail, row: _Row) -> Enqueued:
+def _enqueued(email: OutgoingEmail, row: Row) -> Enqueued:
     status, email_id, stage = row
     if status == "conflict":
         raise IdempotencyConflict(email.account, email.key)
@@ -262,106 +242,4 @@ def _run(connection: Any, emails: list[OutgoingEmail], notify: bool) -> list[Enq
     for email in emails:
         if not isinstance(email, OutgoingEmail):
             raise TypeError(f"enqueue takes an OutgoingEmail, not {type(email).__name__}")
-    steps = _steps(emails, notify)
-    if _is(connection, "sqlalchemy.orm", "scoped_session") or _is(
-        connection, "sqlalchemy.ext.asyncio", "async_scoped_session"
-    ):
-        connection = connection()
-    if _is(connection, "psycopg", "Connection"):
-        return _psycopg(connection, steps)
-    if _is(connection, "psycopg", "AsyncConnection"):
-        return _psycopg_async(connection, steps)
-    if _is(connection, "sqlalchemy.orm", "Session") or _is(connection, "sqlalchemy.engine", "Connection"):
-        return _sqlalchemy(connection, steps)
-    if _is(connection, "sqlalchemy.ext.asyncio", "AsyncSession", "AsyncConnection"):
-        return cast("Awaitable[list[Enqueued]]", connection.run_sync(_sqlalchemy, steps))
-    raise TypeError(
-        "enqueue takes a SQLAlchemy Session, Connection, AsyncSession or AsyncConnection, or a psycopg Connection or "
-        f"AsyncConnection, not {type(connection).__module__}.{type(connection).__qualname__}"
-    )
-
-
-def _is(connection: object, module: str, *names: str) -> bool:
-    loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(connection, tuple(getattr(loaded, name) for name in names))
-
-
-def _psycopg(connection: psycopg.Connection[Any], steps: _Steps) -> list[Enqueued]:
-    import psycopg
-    from psycopg.rows import tuple_row
-
-    _refuse_autocommit(connection)
-    # A cursor of our own making: the connection's factories may give other placeholders and other rows.
-    with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-
-        def execute(statement: _Statement) -> Sequence[_Row]:
-            cursor.execute(_for_psycopg(statement), statement.parameters)
-            return cursor.fetchall() if statement.parameters else []
-
-        return _drive(steps, execute)
-
-
-async def _psycopg_async(connection: psycopg.AsyncConnection[Any], steps: _Steps) -> list[Enqueued]:
-    import psycopg
-    from psycopg.rows import tuple_row
-
-    _refuse_autocommit(connection)
-    async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-        rows: Sequence[_Row] = []
-        try:
-            statement = next(steps)
-            while True:
-                with _store_errors():
-                    await cursor.execute(_for_psycopg(statement), statement.parameters)
-                    rows = await cursor.fetchall() if statement.parameters else []
-                statement = steps.send(rows)
-        except StopIteration as done:
-            return cast("list[Enqueued]", done.value)
-
-
-def _refuse_autocommit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    from psycopg.pq import TransactionStatus
-
-    if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
-        raise ConfigurationError(_AUTOCOMMIT)
-
-
-def _for_psycopg(statement: _Statement) -> bytes:
-    return statement.text.format(mails="%(mails)s", notify="%(notify)s").encode()
-
-
-def _sqlalchemy(connection: Session | Connection, steps: _Steps) -> list[Enqueued]:
-    from sqlalchemy import text
-    from sqlalchemy.orm import Session
-
-    plain = connection.connection() if isinstance(connection, Session) else connection
-    if getattr(plain.connection.dbapi_connection, "autocommit", False):
-        raise ConfigurationError(_AUTOCOMMIT)
-
-    def execute(statement: _Statement) -> Sequence[_Row]:
-        result = plain.execute(text(statement.text.format(mails=":mails", notify=":notify")), statement.parameters)
-        return result.all() if statement.parameters else []
-
-    return _drive(steps, execute)
-
-
-def _drive(steps: _Steps, execute: Callable[[_Statement], Sequence[_Row]]) -> list[Enqueued]:
-    try:
-        statement = next(steps)
-        while True:
-            with _store_errors():
-                rows = execute(statement)
-            statement = steps.send(rows)
-    except StopIteration as done:
-        return cast("list[Enqueued]", done.value)
-
-
-@contextmanager
-def _store_errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        cause = getattr(error, "orig", error)  # SQLAlchemy wraps the driver's
-        if (getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)) in _NOT_READY:
-            raise StoreNotReady("the schema 'sendonce' is missing in this database: run 'sendonce migrate'") from error
-        raise
+    return run(connection, _steps(emails, notify), _CALL)

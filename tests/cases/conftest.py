@@ -154,7 +154,7 @@ async def until(there: Callable[[], Awaitable[bool]], what: Callable[[], str], s
 
 
 @pytest.fixture
-async def office(database_url: str, temporal: EmbeddedTemporal) -> AsyncIterator[Office]:
+async def office(database_url: str, temporal: EmbeddedTemporal, brisk: None) -> AsyncIterator[Office]:
     """One installation with its servers."""
     client = await Client.connect(temporal.target, **client_options())
     async with SmtpServer() as relay, HttpGateway() as gateway:

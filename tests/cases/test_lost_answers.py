@@ -22,9 +22,9 @@ Lane = Callable[..., "LanePolicy"]
 
 
 @lost
-async def test_a_mail_whose_answer_is_lost_is_held_and_not_sent_again(office: Office, rule: Lost) -> None:
+async def test_a_mail_whose_answer_is_lost_is_held_and_not_sent_again(office: Office, lane: Lane, rule: Lost) -> None:
     office.relay.script.add(rule())
-    async with office.worker():
+    async with office.worker(lane(answer_seconds=1.0)):
         key = await office.enqueue()
         found = await office.until_stage(key, "unknown")
         assert found["next_attempt_at"] is None
@@ -40,7 +40,7 @@ async def test_a_mail_whose_answer_is_lost_is_held_and_not_sent_again(office: Of
 @lost
 async def test_by_policy_a_mail_whose_answer_is_lost_is_sent_once_more(office: Office, lane: Lane, rule: Lost) -> None:
     office.relay.script.add(rule())
-    async with office.worker(lane(unknown="resend")):
+    async with office.worker(lane(unknown="resend", answer_seconds=1.0)):
         key = await office.enqueue()
         await office.until_row("SELECT 1 FROM sendonce.alarm WHERE kind = 'unknown'")
         await office.ask(key)

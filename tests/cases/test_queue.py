@@ -6,6 +6,7 @@ import asyncio
 import base64
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -37,9 +38,9 @@ async def test_an_answer_that_takes_longer_than_the_lease_is_awaited(
     async with office.worker(slow, **times), office.worker(slow, client=another, **times):
         key = await office.enqueue()
         begun = await office.until_stage(key, "transmitting")
-        # Long enough for both workers to have looked for silent offers, which they do every 5 s.
+        # Longer than a lease, and long enough for both workers to have looked for silent offers again.
         await office.until_row(
-            "SELECT 1 FROM sendonce.email WHERE lease_until > begun_at + interval '2 s' + interval '7 s'"
+            "SELECT 1 FROM sendonce.email WHERE lease_until > begun_at + interval '2 s' + interval '3 s'"
         )
         assert (await office.email(key))["lease_id"] == begun["lease_id"]
         release.set()
@@ -66,12 +67,7 @@ async def test_a_refused_mail_takes_no_neighbour_with_it(office: Office) -> None
 
 async def test_a_mail_beyond_the_quota_waits_with_a_time_and_is_sent(office: Office) -> None:
     office.gateway.script.add(http_misbehaviour.answer(429, "daily_quota_exceeded", retry_after="3600", times=1))
-    # The test moves the store's clock.
-    await office.rows("CREATE TABLE public.test_clock AS SELECT interval '0' AS off")
-    await office.rows(
-        "CREATE OR REPLACE FUNCTION sendonce.clock() RETURNS timestamptz LANGUAGE sql STABLE"
-        " AS $$ SELECT clock_timestamp() + off FROM public.test_clock $$"
-    )
+    await own_clock(office)
     async with office.worker():
         key = await office.enqueue(account="gateway")
         await office.until_row("SELECT 1 FROM sendonce.account WHERE paused_at IS NOT NULL AND probe_at IS NOT NULL")
@@ -83,6 +79,30 @@ async def test_a_mail_beyond_the_quota_waits_with_a_time_and_is_sent(office: Off
         found = await office.until_stage(key, "sent")
     # The account's fault has cost the mail no attempt.
     assert (found["attempts"], office.gateway.mailbox.copies()) == (1, 1)
+
+
+async def test_a_mail_whose_quota_does_not_come_back_ends_at_its_deadline_with_an_alarm(office: Office) -> None:
+    office.gateway.script.add(http_misbehaviour.answer(429, "daily_quota_exceeded", retry_after="3600"))
+    await own_clock(office)
+    deadline = datetime.now(UTC) + timedelta(hours=3)
+    async with office.worker():
+        key = await office.enqueue(account="gateway", expires_at=deadline.isoformat())
+        await office.until_row("SELECT 1 FROM sendonce.account WHERE paused_at IS NOT NULL")
+        await office.until_stage(key, "pending")
+        await office.rows("UPDATE public.test_clock SET off = interval '4 hours'")
+        await office.handle(key, "gateway").signal("wake", {})
+        await office.until_stage(key, "expired")
+    assert {"account_paused", "expired"} <= set(await office.alarms())
+    assert office.gateway.mailbox.copies() == 0
+
+
+async def own_clock(office: Office) -> None:
+    """The test moves the store's clock."""
+    await office.rows("CREATE TABLE public.test_clock AS SELECT interval '0' AS off")
+    await office.rows(
+        "CREATE OR REPLACE FUNCTION sendonce.clock() RETURNS timestamptz LANGUAGE sql STABLE"
+        " AS $$ SELECT clock_timestamp() + off FROM public.test_clock $$"
+    )
 
 
 async def test_large_attachments_never_pass_through_temporal(office: Office) -> None:

@@ -238,6 +238,14 @@ async def test_retry_after_lengthens_the_wait_and_nothing_else(bench: Bench) -> 
     assert (longer.seconds, shorter.seconds) == (500.0, 30.0)
 
 
+async def test_a_wish_to_wait_beyond_the_mails_deadline_ends_there(bench: Bench) -> None:
+    await bench.enqueue()
+    await bench.run("UPDATE sendonce.email SET expires_at = sendonce.clock() + interval '100 seconds'")
+    answer = await bench.attempt(Deferred(Reply(429), retry_after=9_999_999_999.0))
+    assert isinstance(answer, Wait)
+    assert 99 < answer.seconds <= 100
+
+
 async def test_the_message_brings_its_own_retry_policy(bench: Bench) -> None:
     await bench.enqueue(retry={"delays": [7], "jitter": 0, "max_attempts": 2})
     answer = await bench.attempt(Deferred(Reply(451)))

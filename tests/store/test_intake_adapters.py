@@ -1,4 +1,4 @@
-"""The same behaviour through every kind of connection that enqueue takes."""
+"""The same behaviour through every kind of connection that enqueue and take_events take."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -28,9 +29,13 @@ from sendonce import (
     IdempotencyConflict,
     OutgoingEmail,
     StoreNotReady,
+    TakenEvent,
     enqueue,
     enqueue_many,
+    take_events,
 )
+from sendonce.events import Event, EventKind
+from sendonce.store import events
 
 SECRET = "secret@example.org"
 
@@ -57,6 +62,11 @@ class Caller:
 
     async def enqueue_many(self, *emails: OutgoingEmail) -> list[Enqueued]:
         done = await settled(enqueue_many(self.connection, emails))
+        assert isinstance(done, list)
+        return done
+
+    async def take_events(self, **options: Any) -> list[TakenEvent]:
+        done = await settled(take_events(self.connection, **options))
         assert isinstance(done, list)
         return done
 
@@ -149,11 +159,33 @@ async def test_every_connection(caller: Caller, stored: Callable[[], list[str]])
     assert stored() == ["a", "b", "order-1"]
 
 
+async def test_every_connection_takes_events(caller: Caller, database_url: str) -> None:
+    enqueued = await caller.enqueue(mail())
+    await caller.commit()
+    at = datetime(2030, 1, 31, 23, tzinfo=UTC)
+    kinds = (EventKind.ACCEPTED, EventKind.BOUNCED)
+    found = [Event("test", kind, kind, at=at, email_id=str(enqueued.id)) for kind in kinds]
+    async with await psycopg.AsyncConnection.connect(database_url) as connection:
+        await events.record(connection, "default", found, events.Terms({}, "test"))
+
+    first = await caller.take_events(kinds=["bounced"])
+    assert [(one.kind, one.email_id, one.happened_at, one.ordinal) for one in first] == [
+        (EventKind.BOUNCED, enqueued.id, at, 0)
+    ]
+    await caller.rollback()
+    assert [one.kind for one in await caller.take_events()] == ["accepted", "bounced"]
+    await caller.commit()
+    assert await caller.take_events() == []
+
+
 async def test_every_connection_without_the_schema(caller: Caller, database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("DROP SCHEMA sendonce CASCADE")
     with pytest.raises(StoreNotReady):
         await caller.enqueue(mail())
+    await caller.rollback()
+    with pytest.raises(StoreNotReady):
+        await caller.take_events()
     await caller.rollback()
 
 
@@ -220,8 +252,11 @@ async def test_static_types(database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         one: Enqueued = enqueue(connection, mail())
         many: list[Enqueued] = enqueue_many(connection, [mail()])
+        events_: list[TakenEvent] = take_events(connection)
     async with create_async_engine(_sqlalchemy(database_url), poolclass=NullPool).connect() as asynchronous:
         assert isinstance(asynchronous, AsyncConnection)
         other: Enqueued = await enqueue(asynchronous, mail())
         others: list[Enqueued] = await enqueue_many(asynchronous, [mail()])
+        taken: list[TakenEvent] = await take_events(asynchronous)
     assert [one.key, many[0].key, other.key, others[0].key] == ["order-1"] * 4
+    assert events_ == taken == []

@@ -167,7 +167,18 @@ async def test_a_used_up_quota_is_our_accounts_fault(gateway: HttpGateway) -> No
 @pytest.mark.parametrize("status", [429, 503, 409])
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("7", 7.0), ("Thu, 01 Jan 2026 00:01:30 GMT", 90.0), ("Wed, 31 Dec 2025 23:00:00 GMT", 0.0), ("soon", None)],
+    [
+        ("7", 7.0),
+        ("Thu, 01 Jan 2026 00:01:30 GMT", 90.0),
+        ("Wed, 31 Dec 2025 23:00:00 GMT", 0.0),
+        ("", None),
+        ("soon", None),
+        ("-5", None),
+        ("1e999", None),
+        ("9" * 5000, None),
+        ("Fri, 31 Dec 99999 23:59:59 GMT", None),
+    ],
+    ids=lambda value: str(value)[:40],
 )
 async def test_retry_after_is_handed_on(gateway: HttpGateway, status: int, header: str, seconds: float | None) -> None:
     gateway.script.add(bad.answer(status, retry_after=header))
@@ -295,6 +306,40 @@ async def test_a_reset_while_a_large_body_is_written_is_unanswered(gateway: Http
     content = mail(attachments=[Attachment(filename="a.bin", content=bytes(4_000_000))])
     assert isinstance(await send(gateway, content), Unanswered)
     assert gateway.mailbox.mails() == []
+
+
+@pytest.mark.parametrize("key", [{}, {"key_header": None, "key_window": None}], ids=["with a key", "without a key"])
+async def test_a_request_on_a_line_that_dies_is_not_made_again_unasked(key: dict[str, Any]) -> None:
+    """RFC 9110 9.2.2: a client does not repeat a POST by itself. Some do, when a connection that they kept is dead."""
+    requests = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                await reader.readexactly(int(head.partition(b"content-length:")[2].split()[0]))
+                requests += 1
+                if requests > 1:
+                    break
+                # Kept, whatever the client wishes.
+                body = b'{"id": "1"}'
+                writer.write(b"HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n" % len(body))
+                writer.write(body)
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/emails"
+    transport = GatewayTransport(GatewaySettings(url=url, **key))
+    found = [await transport.transmit(make_job(transport, mail(key=one)), RecordingGate()) for one in ("k1", "k2")]
+    await transport.close()
+    server.close()
+    await server.wait_closed()
+    assert [result.outcomes[0].kind for result in found] == ["accepted", "unanswered"]
+    assert requests == 2
 
 
 @pytest.mark.parametrize("rule", [bad.stalled(), bad.silent_after_accepting()])

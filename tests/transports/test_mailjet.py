@@ -203,6 +203,29 @@ def test_a_success_is_one_for_those_who_are_listed() -> None:
     assert [getattr(each, "provider_id", None) for _, each in sorted(result.outcomes.items())] == ["11", None, "13"]
 
 
+@pytest.mark.parametrize(
+    ("found", "expected", "reply"),
+    [
+        (refused(200, mailjet_error("send-0003")), ["refused"] * 3, (400, "send-0003")),
+        (refused(200, mailjet_error("send-0008", 403)), ["account_fault"] * 3, (403, "send-0008")),
+        (
+            refused(200, mailjet_error("mj-0013", 400, f'"{B}" is an invalid email address.', "Cc[0].Email")),
+            ["deferred", "refused", "deferred"],
+            (400, "mj-0013"),
+        ),
+        (refused(200, mailjet_error("send-0003", 500)), ["unanswered"] * 3, (200, "no_id")),
+        (refused(200, {"ErrorCode": "send-0003"}), ["unanswered"] * 3, (200, "no_id")),
+        (refused(200), ["unanswered"] * 3, (200, "no_id")),
+    ],
+)
+def test_a_call_that_worked_can_hold_a_message_that_did_not(
+    found: Answer, expected: list[str], reply: tuple[int, str]
+) -> None:
+    result = classify(found, EVERYBODY)
+    assert kinds(result) == expected
+    assert (result.outcomes[0].reply.code, result.outcomes[0].reply.enhanced) == reply
+
+
 def malformed(email: str, place: str = "To[0].Email") -> dict[str, Any]:
     return mailjet_error("mj-0013", 400, f'"{email}" is an invalid email address.', place)
 

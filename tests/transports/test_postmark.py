@@ -225,6 +225,7 @@ SOME_OUT = (
     ("found", "expected"),
     [
         (answer(422, 406, ALL_OUT), ["deferred", "refused", "refused"]),
+        (answer(200, 406, ALL_OUT), ["deferred", "refused", "refused"]),
         (answer(200, 0, SOME_OUT, MessageID="x"), ["accepted", "refused", "refused"]),
         (answer(200, 0, "Message OK, but will not deliver to these inactive addresses: b@example.org", MessageID="x"),
          ["accepted", "refused", "accepted"]),

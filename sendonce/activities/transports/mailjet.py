@@ -14,6 +14,8 @@ answer                                          outcome
 2xx, ``Status`` ``success``, the recipient      ``Accepted``
 listed with a ``MessageID``
 the same, the recipient not listed              ``Unanswered``: success is read from the body
+``Status`` ``error`` and a list of errors, in   as the errors below, by the ``StatusCode`` of the first
+a 2xx
 2xx of any other shape                          ``Unanswered``
 ``send-0008``, ``send-0007``                    ``AccountFault`` of the From domain: no validated sender
 ``send-0006``, ``mj-0001``, ``mj-0015``         ``AccountFault``: rights, suspended, credentials
@@ -35,6 +37,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 from urllib.parse import urlencode
@@ -181,12 +184,15 @@ def classify(answer: Answer, recipients: tuple[Recipient, ...]) -> AttemptResult
     """What an answer means for each of those who were offered, as in the table at the top."""
     ordinals = tuple(recipient.ordinal for recipient in recipients)
     message = _message(answer.content)
+    errors = _errors(answer.content, message)
+    if answer.ok and message.get("Status") == "error" and errors and not _ids(message):
+        # A call that worked, with a message that did not.
+        answer = replace(answer, status=_own_status(errors[0]) or answer.status)
     if answer.ok:
         if message.get("Status") != "success":
             return same_for_all(ordinals, no_id(answer))
         ids = _ids(message)
         return AttemptResult({one.ordinal: _success(answer, ids.get(one.mailbox.lower())) for one in recipients})
-    errors = _errors(answer.content, message)
     codes = [as_code(str(error.get("ErrorCode") or "")) for error in errors]
     if not 400 <= answer.status <= 499 or not any(codes):
         return same_for_all(ordinals, by_status(answer))
@@ -231,6 +237,12 @@ def _errors(content: Any, message: dict[str, Any]) -> list[dict[str, Any]]:
     errors = message.get("Errors")
     listed = [one for one in errors if isinstance(one, dict)] if isinstance(errors, list) else []
     return listed or ([content] if isinstance(content, dict) and "ErrorCode" in content else [])
+
+
+def _own_status(error: dict[str, Any]) -> int:
+    """The status that an error gives itself, 400 to 499; 0: none."""
+    status = error.get("StatusCode")
+    return status if isinstance(status, int) and 400 <= status <= 499 else 0
 
 
 def _ids(message: dict[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The first schema: tables, and the intake function that any language can call."""
+"""The first schema: tables, and the two functions that any language can call."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ depends_on = None
 def upgrade() -> None:
     """Create everything. The SQL stands in files beside this one, to be read as SQL."""
     here = Path(__file__).parent
-    for name in ("0001_tables.sql", "0001_enqueue.sql"):
+    for name in ("0001_tables.sql", "0001_take_events.sql", "0001_enqueue.sql"):
         # psycopg itself: a file holds many statements, and no colon or percent sign in it is a parameter.
         driver = op.get_bind().connection.driver_connection
         assert driver is not None

@@ -79,6 +79,21 @@ class Rate:
         return Rate(count, self.seconds, max(1, min(count, self.burst)))
 
 
+@dataclass(frozen=True, slots=True)
+class DomainLimit:
+    """How fast the mail of one account may go to one destination domain."""
+
+    rates: tuple[Rate, ...] = ()
+    """By all processes together."""
+    at_once: int | None = None
+    """Transmissions at once in one worker process; None: as many as the lanes' places."""
+
+
+def pool_name(account: str, domain: str = "") -> str:
+    """Under which the slots of an account are kept, or those of one of its destination domains."""
+    return f"{account}@{domain}" if domain else account
+
+
 @dataclass(slots=True)
 class _Window:
     """The slots of one rate: when the next one is to come for the sake of spreading, and how many lie where."""

@@ -113,11 +113,13 @@ class Starter:
         poll_seconds: float = 1.0,
         overdue_seconds: float = 60.0,
         full_accounts: Callable[[str], Sequence[str]] = lambda _: (),
+        full_domains: Callable[[], Mapping[str, Sequence[str]]] = dict,
     ) -> None:
         """``poll_seconds`` is the longest time until a committed row is seen without a notification.
 
         ``overdue_seconds``: a due mail whose workflow has shown no sign of life for so long is started again.
-        ``full_accounts`` names a lane's accounts that this process can take no more mails of.
+        ``full_accounts`` names a lane's accounts that this process can take no more mails of, ``full_domains`` the
+        destinations, by account.
         """
         self._store = store
         self._client = client
@@ -127,12 +129,14 @@ class Starter:
         self._poll_seconds = poll_seconds
         self._overdue_seconds = overdue_seconds
         self._full_accounts = full_accounts
+        self._full_domains = full_domains
         self._wakes: Mapping[str, asyncio.Event] = {lane.name: asyncio.Event() for lane in lanes}
         self._turns: Mapping[str, dict[str, str]] = {lane.name: {} for lane in lanes}
         self._back_off = 0.0
         self._resume_at = 0.0
         self._waiting: set[asyncio.Task[None]] = set()
-        # Lane and account, and until when (monotonic) there is no slot of its rates for a new mail.
+        # Lane and what has rates (an account, or one of its destinations), and until when (monotonic) there is no slot
+        # for a new mail.
         self._no_slots: dict[tuple[str, str], float] = {}
 
     def wake(self) -> None:
@@ -187,7 +191,12 @@ class Starter:
                 continue
             turns = self._turns[lane.name]
             rows = await self._store.unstarted(
-                lane.name, limit=free, ceiling=lane.places, accounts_full=self._full(lane), turns=turns
+                lane.name,
+                limit=free,
+                ceiling=lane.places,
+                accounts_full=[*self._full_accounts(lane.name), *self._without_slots(lane)],
+                turns=turns,
+                domains_full=self._domains_full(lane),
             )
             _take_turns(turns, rows)
             for row, delay in await self._with_slots(lane, rows):
@@ -205,24 +214,34 @@ class Starter:
                 break
         return found
 
-    def _full(self, lane: LanePolicy) -> list[str]:
-        """The lane's accounts that take no new mail now: no place is free, or no slot near."""
+    def _without_slots(self, lane: LanePolicy) -> list[str]:
+        """What has no slot near for the lane."""
         now = time.monotonic()
-        unpaced = (account for (name, account), until in self._no_slots.items() if name == lane.name and until > now)
-        return [*self._full_accounts(lane.name), *unpaced]
+        return [name for (its, name), until in self._no_slots.items() if its == lane.name and until > now]
+
+    def _domains_full(self, lane: LanePolicy) -> dict[str, list[str]]:
+        """The destinations that take no new mail now, by account."""
+        full = {account: list(domains) for account, domains in self._full_domains().items()}
+        for name in self._without_slots(lane):
+            account, _, domain = name.partition("@")
+            if domain:
+                full.setdefault(account, []).append(domain)
+        return full
 
     async def _with_slots(self, lane: LanePolicy, rows: Sequence[Startable]) -> list[tuple[Startable, float]]:
-        """What may be started, and in how many seconds; the rest waits in the store for slots of its account."""
-        found = [(row, 0.0) for row in rows if row.account not in self._store.paced]
-        for account in {row.account for row in rows} & self._store.paced:
-            wanting = [row for row in rows if row.account == account]
-            given = await self._store.take_slots(account, lane.name, len(wanting))
-            having = list(zip(wanting, given.delays, strict=False))
-            if len(having) < len(wanting):
-                self._no_slots[lane.name, account] = time.monotonic() + min(LONGEST_NO_SLOT, given.retry_in)
-                await self._store.unstamp([row.email_id for row in wanting[len(having) :]])
+        """What may be started, and in how many seconds; the rest waits in the store for slots."""
+        wanting: dict[tuple[str, ...], list[Startable]] = {}
+        for row in rows:
+            wanting.setdefault(self._store.limits(row.account, row.to_domains), []).append(row)
+        found = [(row, 0.0) for row in wanting.pop((), [])]
+        for names, several in wanting.items():
+            given = await self._store.take_slots(names, lane.name, len(several))
+            having = list(zip(several, given.delays, strict=False))
+            if len(having) < len(several):
+                self._no_slots[lane.name, given.lacking] = time.monotonic() + min(LONGEST_NO_SLOT, given.retry_in)
+                await self._store.unstamp([row.email_id for row in several[len(having) :]])
             if having:
-                await self._store.mark_slots(account, {row.email_id: delay for row, delay in having})
+                await self._store.mark_slots(several[0].account, {row.email_id: delay for row, delay in having})
             found += having
         return found
 

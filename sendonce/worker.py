@@ -33,7 +33,7 @@ from sendonce.activities.transports.base import Transport
 from sendonce.activities.upkeep import UPKEEP_SECONDS, WAKE_SECONDS, Upkeep, forever
 from sendonce.errors import ConfigurationError
 from sendonce.policy import DEFAULT_LANES, LanePolicy
-from sendonce.rates import Rate, shares
+from sendonce.rates import DomainLimit, Rate, pool_name, shares
 from sendonce.starter import Starter, listen
 from sendonce.store import Store, open_pool
 from sendonce.store.migrate import check
@@ -63,6 +63,8 @@ class WorkerConfig:
     """Account by account, the one that takes over while it is paused, for mail that it certainly has not accepted."""
     rates: Mapping[str, tuple[Rate, ...]] = field(default_factory=dict)
     """Account by account, how fast it may be used by all processes together; all of its rates hold."""
+    domains: Mapping[str, Mapping[str, DomainLimit]] = field(default_factory=dict)
+    """By account and destination domain, how fast and how many at once."""
     temporal: Mapping[str, Any] = field(default_factory=lambda: {"target_host": "localhost:7233"}, repr=False)
     """Arguments of ``temporalio.client.Client.connect``; the data converter is ours."""
     lanes: Mapping[str, LanePolicy] = field(default_factory=lambda: DEFAULT_LANES)
@@ -122,12 +124,23 @@ class WorkerConfig:
 
     def store(self, pool: AsyncConnectionPool) -> Store:
         """The store as these settings use it."""
-        return Store(pool, self.digests, self.fallbacks, self.pools())
+        limited = {account: list(domains) for account, domains in self.domains.items()}
+        return Store(pool, self.digests, self.fallbacks, self.pools(), limited)
 
     def pools(self) -> dict[str, dict[str, list[Rate]]]:
-        """Account by account, the rates of each lane that has a share of them, and of all others."""
+        """What has rates, by name: those of each lane that has a share of them, and of all others."""
         wanted = {name: lane.rate_share for name, lane in self.lanes.items()}
-        return {account: shares(rates, wanted) for account, rates in self.rates.items() if rates}
+        found = dict(self.rates)
+        for account, domains in self.domains.items():
+            found |= {pool_name(account, domain): limit.rates for domain, limit in domains.items()}
+        return {name: shares(rates, wanted) for name, rates in found.items() if rates}
+
+    def at_once(self) -> dict[str, dict[str, int]]:
+        """By account and destination domain, how many transmissions this process may have at once."""
+        return {
+            account: {domain: limit.at_once for domain, limit in domains.items() if limit.at_once is not None}
+            for account, domains in self.domains.items()
+        }
 
     def served_lanes(self) -> list[LanePolicy]:
         """The lanes of this process, in order."""
@@ -175,7 +188,7 @@ async def serve(
     if not await _store_is_ready(config, stop):
         return
     poker, health = SignalPoker(), StoreHealth()
-    flights = Flights(poker)
+    flights = Flights(poker, config.at_once())
     async with AsyncExitStack() as closing:
         pool = open_pool(config.database_url, name=worker_id, max_size=config.pool_size)
         lease_pool = open_pool(config.database_url, name=f"{worker_id} leases", max_size=1)
@@ -236,6 +249,7 @@ async def serve(
             poll_seconds=config.poll_seconds,
             overdue_seconds=config.overdue_seconds,
             full_accounts=flights.full_accounts,
+            full_domains=flights.full_domains,
         )
         lanes.start()
         starting = asyncio.create_task(_start_workflows(config, starter, stop))

@@ -13,7 +13,7 @@ from sendonce.store import Store
 from sendonce.store.records import Claimed, NoSlot, Paused, Standing, Wait
 
 RATE = "rate"
-"""Why a mail waits whose account is used as fast as it may be."""
+"""Why a mail waits whose account, or whose destination's domain, is used as fast as it may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,13 @@ class Admission:
     """Claims for one process."""
 
     def __init__(
-        self, store: Store, accounts: AccountWatch, health: StoreHealth, *, worker: str, lease_seconds: float
+        self,
+        store: Store,
+        accounts: AccountWatch,
+        health: StoreHealth,
+        *,
+        worker: str,
+        lease_seconds: float,
     ) -> None:
         self._store = store
         self._accounts = accounts
@@ -54,7 +60,7 @@ class Admission:
         answer = await self._claim(flight, by)
         while isinstance(answer, (Paused, NoSlot)):
             if isinstance(answer, NoSlot):
-                waited = await self._slot(flight, answer.account)
+                waited = await self._slot(flight, answer)
                 if waited is not None:
                     return Admitted(waited, by)
                 by = replace(by, slot=answer.account)
@@ -75,9 +81,10 @@ class Admission:
             return Admitted(Wait(1.0, RATE), by)
         return Admitted(answer, by)
 
-    async def _slot(self, flight: Flight, account: str) -> Wait | None:
+    async def _slot(self, flight: Flight, wanting: NoSlot) -> Wait | None:
         """Wait for a slot that is near, without a lease and without a connection; else say for how long."""
-        given = await self._store.take_slots(account, flight.lane.name, 1)
+        names = self._store.limits(wanting.account, wanting.domains)
+        given = await self._store.take_slots(names, flight.lane.name, 1)
         if given.delays:
             await asyncio.sleep(given.delays[0])
             return None

@@ -33,6 +33,9 @@ STORE_AWAY_SLEEP = 3.0
 NO_PLACE_SLEEP = (1.0, 30.0)
 """Seconds, at random between the two, until a mail asks again for a place."""
 
+DOMAIN_FULL = (1.0, 3.0)
+"""Seconds, at random between the two, until a mail asks again whose destination has enough at once."""
+
 SHUTDOWN_SLEEP = (0.5, 2.0)
 """The same, while this process ends: another one will be asked."""
 
@@ -65,7 +68,11 @@ class Delivery(DeliverySteps):
         self._hand_off = hand_off_seconds
         self._accounts = AccountWatch(means.store, breaker_mails=breaker_mails)
         self._admission = Admission(
-            means.store, self._accounts, means.health, worker=means.worker, lease_seconds=means.lease_seconds
+            means.store,
+            self._accounts,
+            means.health,
+            worker=means.worker,
+            lease_seconds=means.lease_seconds,
         )
 
     @activity.defn(name="attempt")
@@ -146,6 +153,9 @@ class Delivery(DeliverySteps):
             # The mail's own account was opened in between, and needs no probe of the fallback.
             await self._accounts.no_answer(probe)
             probe = None
+        if not self._flights.enter(flight, answer.account, answer.limited):
+            await self._accounts.no_answer(probe)
+            return await self._give_back(flight, answer, GiveBack("destination_full", random.uniform(*DOMAIN_FULL)))
         transmission = Transmission(self._means, flight, answer)
         came = await transmission.conclude()
         if isinstance(came, GiveBack):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, Protocol
@@ -64,6 +64,8 @@ class Flight:
         self.phase = Phase.CLAIMING
         self.lease: UUID | None = None
         self.stop_why = ""
+        self.destinations: set[tuple[str, str]] = set()
+        """Account and domain of the places it holds besides its own; see :meth:`Flights.enter`."""
         self.handed_off = False
         self.answer: AttemptAnswer | None = None
         self.unrecorded: Carried | None = None
@@ -160,8 +162,11 @@ class Flight:
 class Flights:
     """All attempts of this process, at most ``lane.places`` at once for each account and lane."""
 
-    def __init__(self, poker: Poker) -> None:
+    def __init__(self, poker: Poker, domains: Mapping[str, Mapping[str, int]] | None = None) -> None:
+        """``domains``: by account and destination domain, how many may be at once."""
         self._poker = poker
+        self._domains = domains or {}
+        self._domains_used: Counter[tuple[str, str]] = Counter()
         self._flights: dict[UUID, Flight] = {}
         self._used: Counter[tuple[str, str]] = Counter()
         self._places: dict[tuple[str, str], int] = {}
@@ -194,6 +199,24 @@ class Flights:
             if name == lane and self._used[account, name] >= places
         )
 
+    def enter(self, flight: Flight, account: str, domains: Iterable[str]) -> bool:
+        """Take a place at each of these destinations for the rest of the flight; False when one is full."""
+        limits = self._domains.get(account, {})
+        wanted = {(account, domain) for domain in domains if domain in limits} - flight.destinations
+        if any(self._domains_used[account, domain] >= limits[domain] for _, domain in wanted):
+            return False
+        self._domains_used.update(wanted)
+        flight.destinations |= wanted
+        return True
+
+    def full_domains(self) -> dict[str, list[str]]:
+        """The destinations that have enough at once, by account."""
+        return {
+            account: full
+            for account, limits in self._domains.items()
+            if (full := [domain for domain, most in limits.items() if self._domains_used[account, domain] >= most])
+        }
+
     def leases(self) -> dict[UUID, Flight]:
         """Whose leases are to be renewed, by lease id."""
         return {flight.lease: flight for flight in self._flights.values() if flight.lease is not None}
@@ -220,6 +243,7 @@ class Flights:
             flight.answer = answer
             del self._flights[flight.email_id]
             self._used[place] -= 1
+            self._domains_used.subtract(flight.destinations)
             self.end_quiet(flight.email_id)
             self._landed.set()
             if flight.handed_off:

@@ -95,6 +95,7 @@ def build_worker_config(settings: Settings, transports: Mapping[str, Transport])
         transports=transports,
         fallbacks={name: one.fallback for name, one in settings.accounts.items() if one.fallback},
         rates={name: one.rates for name, one in settings.accounts.items() if one.rates},
+        domains={name: one.domains for name, one in settings.accounts.items() if one.domains},
         temporal=temporal_connection(settings),
         lanes=settings.lanes,
         served=worker.lanes,

@@ -13,12 +13,14 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from sendonce.errors import ConfigurationError
+from sendonce.errors import ConfigurationError, InvalidEmail
+from sendonce.message import Address
 from sendonce.policy import DEFAULT_LANES, LanePolicy
-from sendonce.rates import Rate
+from sendonce.rates import DomainLimit, Rate
 from sendonce.settings import transports
 from sendonce.settings.model import (
     AccountSettings,
+    DomainSettings,
     LaneSettings,
     SafetySettings,
     Settings,
@@ -158,28 +160,48 @@ class _Loader:
             rest = {
                 key: None if value is False and _may_be_unset(model, key) else value
                 for key, value in table.items()
-                if key not in ("transport", "webhook", "fallback", "rates")
+                if key not in transports.ACCOUNT_KEYS
             }
             options, webhook = self._validated(model, rest, where), None
             if "webhook" in table:
                 webhook = self._validated(WebhookSettings, table["webhook"], f"{where}.webhook")
             fallback = self._fallback(name, table, tables)
             accounts[name] = AccountSettings(
-                name, table["transport"], options, factory, webhook, self._rates(name, table), fallback
+                name,
+                table["transport"],
+                options,
+                factory,
+                webhook,
+                self._rates(where, table.get("rates", [])),
+                self._domains(where, table.get("domains", {})),
+                fallback,
             )
         return accounts
 
-    def _rates(self, name: str, table: dict[str, Any]) -> tuple[Rate, ...]:
-        rates = table.get("rates", [])
-        if not isinstance(rates, list) or not all(isinstance(rate, str) for rate in rates):
-            raise self._error(f'[accounts.{name}] rates must be a list of rates; write ["14/s", "50000/day"]')
+    def _rates(self, where: str, rates: object) -> tuple[Rate, ...]:
+        if not isinstance(rates, (list, tuple)) or not all(isinstance(rate, str) for rate in rates):
+            raise self._error(f'[{where}] rates must be a list of rates; write ["14/s", "50000/day"]')
         try:
             found = tuple(Rate.parse(rate) for rate in rates)
         except ConfigurationError as error:
-            raise self._error(f"[accounts.{name}] rates: {error}") from None
+            raise self._error(f"[{where}] rates: {error}") from None
         if len({rate.seconds for rate in found}) < len(found):
-            raise self._error(f"[accounts.{name}] rates: two of them are about the same time; keep the smaller one")
+            raise self._error(f"[{where}] rates: two of them are about the same time; keep the smaller one")
         return found
+
+    def _domains(self, where: str, tables: object) -> dict[str, DomainLimit]:
+        if not isinstance(tables, dict):
+            raise self._error(f'{where}.domains must be a table; write [{where}.domains."example.org"]')
+        limits = {}
+        for name, table in tables.items():
+            place = f'{where}.domains."{name}"'
+            try:
+                domain = Address(email=f"x@{name}").mailbox.partition("@")[2]
+            except InvalidEmail as error:
+                raise self._error(f"[{place}] is no domain: {error.reason}") from None
+            found = self._validated(DomainSettings, table, place)
+            limits[domain] = DomainLimit(self._rates(place, found.rates), found.at_once)
+        return limits
 
     def _fallback(self, name: str, table: dict[str, Any], tables: dict[str, Any]) -> str | None:
         fallback = table.get("fallback")

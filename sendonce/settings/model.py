@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from sendonce.errors import InvalidEmail
 from sendonce.message import Address
 from sendonce.policy import LanePolicy, RetryPolicy, UnknownPolicy
-from sendonce.rates import Rate
+from sendonce.rates import DomainLimit, Rate
 from sendonce.settings import transports
 from sendonce.webhooks.settings import WebhookSettings
 
@@ -229,6 +230,15 @@ class LaneSettings(_Section):
         return replace(lane, retry=self.retry.over(lane.retry), **self.model_dump(exclude={"retry"}, exclude_none=True))
 
 
+class DomainSettings(_Section):
+    """``[accounts.<name>.domains."example.org"]``: limits for mail to that domain, by this account."""
+
+    rates: tuple[str, ...] = Field(default=(), strict=False)
+    """How fast all processes together may write to the domain, as an account's ``rates``. Default: no limit."""
+    at_once: int | None = Field(default=None, ge=1, le=1000)
+    """Transmissions at once in one worker process. 1 to 1000; default: as many as the lanes' places."""
+
+
 @dataclass(frozen=True, slots=True)
 class AccountSettings:
     """``[accounts.<name>]``: ``transport`` (``smtp``, ``http``, or a registered one), and that transport's settings."""
@@ -242,6 +252,8 @@ class AccountSettings:
     rates: tuple[Rate, ...] = ()
     """``rates = ["14/s", "50000/day"]``: how fast all processes together may use the account; all of them hold. Empty:
     as fast as it goes."""
+    domains: Mapping[str, DomainLimit] = field(default_factory=dict)
+    """``[accounts.<name>.domains."example.org"]``: limits of single destination domains, in A-labels."""
     fallback: str | None = None
     """``fallback = "<name>"``: the account that takes over while this one is paused, for mail that this one certainly
     has not accepted. Its own fallback is not taken. None: the mail waits."""

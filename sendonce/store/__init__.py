@@ -17,6 +17,7 @@ from psycopg_pool import AsyncConnectionPool
 from sendonce.events import Event
 from sendonce.outcome import AttemptResult
 from sendonce.policy import LanePolicy
+from sendonce.rates import pool_name
 from sendonce.stages import Proof
 from sendonce.store import (
     accounts,
@@ -78,8 +79,9 @@ class Store:
     """Every statement the worker and the starter make, each one short transaction.
 
     ``digests`` maps account names to the digest of the settings this process holds: which pauses concern it.
-    ``fallbacks`` maps account names to the account that stands in while they are paused, and ``pools`` those that have
-    rates to what :func:`sendonce.rates.shares` makes of them. A store that is away raises
+    ``fallbacks`` maps account names to the account that stands in while they are paused. ``pools`` maps what has rates,
+    by :func:`sendonce.rates.pool_name`, to what :func:`sendonce.rates.shares` makes of them, and ``limited`` maps
+    accounts to the destination domains that they limit. A store that is away raises
     :class:`psycopg.OperationalError`; everything else is an answer.
     """
 
@@ -89,11 +91,13 @@ class Store:
         digests: Mapping[str, str] | None = None,
         fallbacks: Mapping[str, str] | None = None,
         pools: Mapping[str, slots.Pools] | None = None,
+        limited: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._pool = pool
         self._digests = dict(digests or {})
         self._fallbacks = dict(fallbacks or {})
         self._pools = dict(pools or {})
+        self._limited = dict(limited or {})
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
@@ -134,6 +138,7 @@ class Store:
                 lane=lane,
                 digests=self._digests,
                 paced=list(self._pools),
+                limited=self._limited,
                 slot=slot,
                 route=routes.params(self._fallbacks, probe=probe, probe_of=probe_of, divert=divert),
                 worker=worker,
@@ -356,15 +361,15 @@ class Store:
 
     # Rates.
 
-    @property
-    def paced(self) -> frozenset[str]:
-        """The accounts that have rates."""
-        return frozenset(self._pools)
+    def limits(self, account: str, domains: Sequence[str]) -> tuple[str, ...]:
+        """The names of what must have a slot for a mail of this account to these domains: the widest comes last."""
+        narrow = (pool_name(account, domain) for domain in domains)
+        return tuple(name for name in (*narrow, pool_name(account)) if name in self._pools)
 
-    async def take_slots(self, account: str, lane: str, wanted: int) -> slots.Given:
-        """Up to ``wanted`` slots of the account's rates for this lane, at most a second ahead."""
+    async def take_slots(self, names: Sequence[str], lane: str, wanted: int) -> slots.Given:
+        """Up to ``wanted`` slots that all of these have for the lane, at most a second ahead; see :meth:`limits`."""
         async with self._connection() as conn:
-            return await slots.take(conn, account, self._pools[account], lane, wanted)
+            return await slots.take_all(conn, {name: self._pools[name] for name in names}, lane, wanted)
 
     async def mark_slots(self, account: str, given: Mapping[UUID, float]) -> None:
         """These mails have slots of the account, so many seconds from now."""
@@ -414,8 +419,11 @@ class Store:
         ceiling: int,
         accounts_full: Sequence[str] = (),
         turns: Mapping[str, str] | None = None,
+        domains_full: Mapping[str, Sequence[str]] | None = None,
     ) -> list[Startable]:
-        """Stamp and return rows due within a minute that were never started; ``turns``: whose was the last, by account.
+        """Stamp and return rows due within a minute that were never started.
+
+        By account: ``turns`` says whose was the last, ``domains_full`` which destinations take no more now.
         """
         async with self._connection() as conn:
             return await dispatch.unstarted(
@@ -427,6 +435,7 @@ class Store:
                 fallbacks=self._fallbacks,
                 accounts_full=accounts_full,
                 turns=turns,
+                domains_full=domains_full,
             )
 
     async def unstamp(self, email_ids: Sequence[UUID]) -> None:

@@ -40,7 +40,7 @@ PROBE_LEFT_SECONDS = 5.0
 """When a mail asks again that has left the due probe of its account to others."""
 
 # What the claim statement decides, in this order. eff is the stage without its holder.
-_VERDICT = """
+_VERDICT = f"""
     CASE
         WHEN r.stage IN ('sent', 'failed', 'dead', 'expired', 'cancelled') THEN 'finished'
         WHEN r.stage = 'transmitting' OR (r.stage = 'claimed' AND NOT r.lapsed) THEN 'busy'
@@ -52,7 +52,8 @@ _VERDICT = """
         WHEN r.next_attempt_at > r.now THEN 'wait'
         WHEN r.eff = 'unknown' AND NOT r.replayable AND NOT r.resendable THEN 'limit'
         WHEN route.shut THEN 'paused'
-        WHEN route.name = ANY (%(paced)s::text[]) AND NOT (coalesce(%(slot)s::text = route.name, false) OR route.probed
+        WHEN (route.name = ANY (%(paced)s::text[]) OR r.to_domains && {routes.LIMITED.format(account="route.name")})
+            AND NOT (coalesce(%(slot)s::text = route.name, false) OR route.probed
             OR coalesce(r.slot_account = route.name AND r.slot_until > r.now, false)) THEN 'rate'
         WHEN r.lapses_now >= 2 AND NOT %(alone)s
             AND r.now < coalesce(r.lease_until, r.claimed_at) + interval '5 minutes' THEN 'alone'
@@ -128,6 +129,8 @@ SELECT v.verdict, v.mode, v.stage, v.eff, v.account, v.route, v.can_divert, v.la
     v.claims + 1 AS number, v.generation,
     v.generation_open, v.created_at, v.partial, v.maybe_accepted, v.last_code, v.last_enhanced, v.held_why,
     v.probe_due, v.paused_domain, v.from_domain, v.open_ordinals,
+    CASE WHEN v.verdict IN ('rate', 'claim') THEN ARRAY(
+        SELECT unnest(v.to_domains) INTERSECT SELECT unnest({routes.LIMITED.format(account="v.route")})) END AS limited,
     extract(epoch FROM v.next_attempt_at - v.now)::float8 AS next_in,
     extract(epoch FROM v.close_at - v.now)::float8 AS close_in,
     extract(epoch FROM v.lease_until - v.now)::float8 AS lease_left,
@@ -157,6 +160,7 @@ async def claim(
     lane: LanePolicy,
     digests: Mapping[str, str],
     paced: Sequence[str],
+    limited: Mapping[str, Sequence[str]],
     slot: str | None,
     route: Mapping[str, Any],
     worker: str,
@@ -167,7 +171,8 @@ async def claim(
     """One statement: lease the row to a new attempt, or say why not.
 
     A ``str`` is a verdict of :data:`LIMIT_VERDICTS`: a limit has been reached, or a recipient is on the suppression
-    list, and the facts module must conclude it. ``paced`` are the accounts with rates, and ``slot`` is the
+    list, and the facts module must conclude it. ``paced`` are the accounts with rates, ``limited`` their
+    limited destination domains, and ``slot`` is the
     one that the caller has a slot of. ``route`` comes from :func:`sendonce.store.routes.params`.
     """
     lease = uuid4()
@@ -182,6 +187,7 @@ async def claim(
         "unknown_policy": lane.unknown,
         "digests": Jsonb(dict(digests)),
         "paced": list(paced),
+        "limited": Jsonb({account: list(domains) for account, domains in limited.items()}),
         "slot": slot,
         **route,
     }
@@ -238,6 +244,7 @@ def _claimed(row: dict[str, Any], lease: UUID, email_id: UUID, files: list[dict[
         installation=row["installation"],
         secrets=tuple(row["secrets"]),
         from_domain=row["from_domain"],
+        limited=tuple(row["limited"]),
     )
 
 
@@ -256,7 +263,7 @@ def _standing(row: dict[str, Any]) -> Standing | Paused | NoSlot:
             wait = _sleep(row["probe_in"], 60.0) or (0.0 if row["probe_due"] else PROBE_LEFT_SECONDS)
             return Paused(wait, bool(row["probe_due"]), row["route"], row["paused_domain"], bool(row["can_divert"]))
         case "rate":
-            return NoSlot(row["route"])
+            return NoSlot(row["route"], tuple(row["limited"]))
         case "alone":
             return Wait(5.0, "alone", Stage(row["eff"]), **said)
         case "held":

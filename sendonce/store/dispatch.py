@@ -136,8 +136,23 @@ chosen AS MATERIALIZED (
     ORDER BY o.round, o.next_attempt_at, o.id LIMIT %(limit)s
 )
 UPDATE sendonce.email e SET started_at = c.now FROM chosen, c WHERE e.id = chosen.id
-RETURNING e.id AS email_id, e.key, e.account, e.lane, e.fairness_key
+RETURNING e.id AS email_id, e.key, e.account, e.lane, e.fairness_key, e.to_domains
 """
+
+LOOKED_AT = 2000
+"""How many mails of one turn are looked at for one whose destination is not full."""
+
+_DUE = "AND e.next_attempt_at <= (SELECT now FROM c) + %(ahead)s * interval '1 second'"
+_UNSTARTED_ELSEWHERE = _UNSTARTED.replace(
+    _DUE,
+    f"""AND e.id = ANY (ARRAY(
+            SELECT i.id FROM sendonce.email i
+            WHERE i.lane = %(lane)s AND i.account = t.account AND i.fairness_key = t.fairness_key
+                AND i.stage = 'pending' AND i.started_at IS NULL
+                AND i.next_attempt_at <= (SELECT now FROM c) + %(ahead)s * interval '1 second'
+            ORDER BY i.next_attempt_at, i.id LIMIT {LOOKED_AT}))
+        AND NOT e.to_domains && ARRAY(SELECT jsonb_array_elements_text(%(domains_full)s::jsonb -> t.account))""",
+)
 
 
 async def unstarted(
@@ -150,12 +165,14 @@ async def unstarted(
     fallbacks: Mapping[str, str],
     accounts_full: Sequence[str] = (),
     turns: Mapping[str, str] | None = None,
+    domains_full: Mapping[str, Sequence[str]] | None = None,
     ahead_seconds: float = AHEAD_SECONDS,
 ) -> list[Startable]:
     """Stamp and return rows that were never started and are due within ``ahead_seconds``.
 
     Those of an account take turns by their fairness keys, the oldest first of each. ``turns`` says, by account, whose
-    turn was the last.
+    turn was the last, ``domains_full`` which destinations take no more now: their mail is passed over, so long as there
+    is other mail among the first :data:`LOOKED_AT`.
 
     At most ``ceiling`` mails per account of this lane, for each worker process that serves it, are in flight or started
     and due; an account in ``accounts_full`` gets none. A paused account starts one, its probe, when that is due, unless
@@ -168,10 +185,11 @@ async def unstarted(
         "full": list(accounts_full),
         "ahead": ahead_seconds,
         "turns": Jsonb(dict(turns or {})),
+        "domains_full": Jsonb({account: list(domains) for account, domains in (domains_full or {}).items()}),
         **_settings(digests, fallbacks),
     }
     async with conn.cursor(row_factory=class_row(Startable)) as cur:
-        return await (await cur.execute(_UNSTARTED, params)).fetchall()
+        return await (await cur.execute(_UNSTARTED_ELSEWHERE if domains_full else _UNSTARTED, params)).fetchall()
 
 
 async def unstamp(conn: AsyncConnection[Any], email_ids: Sequence[UUID]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -61,6 +62,8 @@ class Claimed:
     """What bounces are proved with."""
     from_domain: str = ""
     """Of the From address, in A-labels."""
+    limited: tuple[str, ...] = ()
+    """Those of the mail's destination domains that the account limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +114,11 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class NoSlot:
-    """Due, and the account has rates: the attempt needs a slot of ``account`` first."""
+    """Due, and the account or the mail's destination has rates: the attempt needs a slot first."""
 
     account: str
+    domains: tuple[str, ...] = ()
+    """Those of the mail's destinations that the account limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +201,5 @@ class Startable:
     lane: str
     fairness_key: str = ""
     """Whose mail it is, where that matters."""
+    to_domains: Sequence[str] = ()
+    """Of its recipients, where that matters."""

@@ -11,6 +11,9 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
+LIMITED = "ARRAY(SELECT jsonb_array_elements_text(%(limited)s::jsonb -> {account}))"
+"""The destination domains that the account limits, as an array of texts."""
+
 ROUTE = """
 -- The accounts that the row r may go by, in the order of preference.
 way AS MATERIALIZED (

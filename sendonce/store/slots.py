@@ -47,6 +47,22 @@ class Given:
     delays: tuple[float, ...]
     retry_in: float
     """Seconds until there may be more."""
+    lacking: str = ""
+    """What had the fewest."""
+
+
+async def take_all(conn: AsyncConnection[Any], several: Mapping[str, Pools], lane: str, wanted: int) -> Given:
+    """Up to ``wanted`` slots that each of these has, by name; what only some of them had is lost."""
+    delays: list[float] = [0.0] * wanted
+    retry_in, lacking = 0.0, ""
+    for name, pools in several.items():
+        given = await take(conn, name, pools, lane, len(delays))
+        if len(given.delays) < len(delays):
+            retry_in, lacking = given.retry_in, name
+        delays = [max(pair) for pair in zip(delays, given.delays, strict=False)]
+        if not delays:
+            break
+    return Given(tuple(delays), retry_in, lacking)
 
 
 async def take(conn: AsyncConnection[Any], account: str, pools: Pools, lane: str, wanted: int) -> Given:

@@ -87,6 +87,7 @@ email = Table(
     Column("account", Text, nullable=False),
     Column("key", Text, nullable=False),
     Column("lane", Text, nullable=False),
+    Column("to_domains", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     Column("from_domain", Text, nullable=False, server_default=text("''")),
     Column("stage", Text, nullable=False, server_default=text("'pending'")),
     Column("rest_stage", Text, nullable=False, server_default=text("'pending'")),

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from temporalio.client import Client
 
 from sendonce.activities.failures import client_options
-from sendonce.outcome import Deferred, Reply
+from sendonce.outcome import AttemptResult, Deferred, Reply, same_for_all
 from sendonce.policy import DEFAULT_LANES
-from sendonce.rates import Rate
+from sendonce.rates import DomainLimit, Rate
 from sendonce.workflows.port import Wake
-from tests.flow.conftest import ACCEPTED, LANE, answer
+from tests.flow.conftest import ACCEPTED, LANE, answer, offer
 
 if TYPE_CHECKING:
+    from sendonce.activities.transports.base import Gate, Job
     from tests.flow.conftest import Flow, Relay
 
 CRITICAL = DEFAULT_LANES["critical"]
@@ -83,3 +84,34 @@ async def test_without_rates_nobody_asks_for_slots(flow: Flow, relay: type[Relay
         key = await flow.enqueue()
         await flow.until_stage(key, "sent")
     assert await flow.rows("SELECT * FROM sendonce.rate") == []
+
+
+async def test_a_slow_destination_waits_and_others_go_on(flow: Flow, relay: type[Relay]) -> None:
+    domains = {"default": {"slow.example": DomainLimit((Rate.parse("3/min burst 3"),))}}
+    async with flow.worker(relay(), domains=domains):
+        slow = [await flow.enqueue(f"slow-{n}", to=[f"r{n}@slow.example"]) for n in range(30)]
+        quick = [await flow.enqueue(f"quick-{n}", to=[f"r{n}@quick.example"]) for n in range(5)]
+        await asyncio.gather(*(flow.until_stage(key, "sent") for key in (*slow[:3], *quick)))
+        rows = [await flow.email(key) for key in slow[3:]]
+    assert {(row["stage"], row["started_at"]) for row in rows} == {("pending", None)}, "it waits in the store"
+
+
+async def test_only_so_many_at_once_to_one_destination(flow: Flow, relay: type[Relay]) -> None:
+    go = asyncio.Event()
+
+    async def stall(job: Job, gate: Gate) -> AttemptResult:
+        await offer(job, gate)
+        await go.wait()
+        return same_for_all(tuple(r.ordinal for r in job.recipients), ACCEPTED)
+
+    transport = relay(stall)
+    domains = {"default": {"slow.example": DomainLimit(at_once=2)}}
+    async with flow.worker(transport, domains=domains):
+        slow = [await flow.enqueue(f"slow-{n}", to=[f"r{n}@slow.example"]) for n in range(6)]
+        await flow.rows_until("SELECT 1 FROM sendonce.email WHERE stage = 'transmitting' HAVING count(*) = 2")
+        await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'destination_full'")
+        quick = await flow.enqueue("quick", to=["bob@quick.example"])
+        await flow.rows_until("SELECT 1 FROM sendonce.email WHERE stage = 'transmitting' AND key = %s", [quick])
+        go.set()
+        await asyncio.gather(*(flow.until_stage(key, "sent") for key in (*slow, quick)))
+    assert transport.most_at_once == 3

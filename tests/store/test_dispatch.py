@@ -259,6 +259,12 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
             {"lane": "default", "limit": 20, "ceiling": 20, "full": [], "ahead": 60.0, "turns": Jsonb({"default": "a"})}
             | accounts,
         ),
+        "unstarted elsewhere": (
+            dispatch._UNSTARTED_ELSEWHERE,
+            {"lane": "default", "limit": 20, "ceiling": 20, "full": [], "ahead": 60.0, "turns": Jsonb({})}
+            | {"domains_full": Jsonb({"default": ["example.org"]})}
+            | accounts,
+        ),
         "overdue": (dispatch._OVERDUE, {"lane": "default", "limit": 20, "after": 60.0} | accounts),
         "silent": (sweeps._SILENT, {}),
         "closing": (sweeps._CLOSING, {}),
@@ -280,6 +286,7 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
                 "unknown_policy": "hold",
                 "digests": Jsonb({}),
                 "paced": ["default"],
+                "limited": Jsonb({"default": ["example.org"]}),
                 "slot": None,
                 **routes.params({"default": "second"}),
             },

@@ -82,6 +82,8 @@ class Workers(RuleBasedStateMachine):
     """One mail with two recipients, and workers that meet every mishap."""
 
     url = ""
+    looking: psycopg.Connection[Any]
+    """The test's own, which needs no loop: most of what is asked here is asked after every step."""
     numbers = itertools.count()
 
     def __init__(self) -> None:
@@ -120,12 +122,8 @@ class Workers(RuleBasedStateMachine):
         self.runner.close()
 
     def sql(self, query: str, params: Any = None) -> list[Any]:
-        async def run() -> list[Any]:
-            async with self.pool.connection() as conn:
-                cursor = await conn.execute(query.encode(), params)
-                return await cursor.fetchall() if cursor.description else []
-
-        return self.runner.run(run())
+        cursor = self.looking.execute(query.encode(), params)
+        return cursor.fetchall() if cursor.description else []
 
     @property
     def holder(self) -> Told | None:
@@ -333,15 +331,12 @@ class Workers(RuleBasedStateMachine):
         if not hasattr(self, "id"):
             return
         row = self.sql(
-            "SELECT stage, generation, maybe_accepted, next_attempt_at, alarm_at, lease_id, held_why"
-            " FROM sendonce.email WHERE id = %s",
+            "SELECT stage, generation, maybe_accepted, next_attempt_at, alarm_at, lease_id,"
+            " ARRAY(SELECT stage FROM sendonce.recipient WHERE email_id = e.id ORDER BY ordinal)"
+            " FROM sendonce.email e WHERE id = %s",
             [self.id],
         )[0]
-        stage, generation, maybe, next_at, alarm_at, lease, _ = row
-        stages = [
-            r[0]
-            for r in self.sql("SELECT stage FROM sendonce.recipient WHERE email_id = %s ORDER BY ordinal", [self.id])
-        ]
+        stage, generation, maybe, next_at, alarm_at, lease, stages = row
         accepted = {o for o in BOTH if stages[o] == "accepted"}
         assert accepted == self.accepted(), f"a proof was refused or made up: {stages}"
         if stage == "transmitting" or (self.told and self.told[-1].begun and not self.told[-1].over):
@@ -372,23 +367,21 @@ class Workers(RuleBasedStateMachine):
 
 
 def run(url: str, examples: int, steps: int) -> None:
-    with psycopg.connect(url, autocommit=True) as conn:
-        conn.execute("CREATE TABLE IF NOT EXISTS public.test_clock (off interval NOT NULL)")
-
     class Machine(Workers):
         pass
 
     Machine.url = url
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            derandomize=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    with psycopg.connect(url, autocommit=True) as Machine.looking:
+        run_state_machine_as_test(
+            Machine,
+            settings=settings(
+                max_examples=examples,
+                stateful_step_count=steps,
+                deadline=None,
+                derandomize=True,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
 
 
 @pytest.mark.timeout(300)

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy import Connection, NullPool, create_engine, text
@@ -19,6 +20,11 @@ from sqlalchemy import Connection, NullPool, create_engine, text
 from sendonce.errors import StoreNotReady
 from sendonce.store import migrate
 from sendonce.store.tables import metadata
+
+
+def test_the_revisions_that_are_named_are_those_that_there_are() -> None:
+    scripts = ScriptDirectory.from_config(migrate._config()).walk_revisions()
+    assert tuple(reversed([script.revision for script in scripts])) == migrate.REVISIONS
 
 
 def connect(url: str) -> Connection:

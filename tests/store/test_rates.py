@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 OK = Accepted(Reply(250, "2.0.0", "queued"), "Q1")
 
 
-def with_rates(bench: Bench, *rates: str, fallback: bool = False) -> Store:
+def with_rates(bench: Bench, *rates: str, fallback: bool = False, **domains: str) -> Store:
+    """``domains``: the rate of mail to that domain below example."""
     share = {name: lane.rate_share for name, lane in DEFAULT_LANES.items()}
-    pools = {"default": shares([Rate.parse(rate) for rate in rates], share)}
+    pools = {"default": shares([Rate.parse(rate) for rate in rates], share)} if rates else {}
+    for name, rate in domains.items():
+        pools[f"default@{name}.example"] = shares([Rate.parse(rate)], {})
     digests = {"default": "settings-1", "second": "settings-2"}
-    return Store(bench.pool, digests, {"default": "second"} if fallback else {}, pools)
+    limited = {"default": [f"{name}.example" for name in domains]}
+    return Store(bench.pool, digests, {"default": "second"} if fallback else {}, pools, limited)
 
 
 @pytest.fixture
@@ -40,15 +44,15 @@ async def test_many_askers_together_get_what_the_rate_allows(paced: Bench) -> No
         "CREATE OR REPLACE FUNCTION sendonce.clock() RETURNS timestamptz LANGUAGE sql STABLE"
         " AS $$ SELECT timestamptz '2030-01-01 00:00:00+00' $$"
     )
-    given = await asyncio.gather(*(paced.store.take_slots("default", "bulk", 3) for _ in range(40)))
+    given = await asyncio.gather(*(paced.store.take_slots(["default"], "bulk", 3) for _ in range(40)))
     delays = sorted(delay for one in given for delay in one.delays)
     assert delays == pytest.approx([n / 8 for n in range(8)], abs=1e-4)
     assert all(one.retry_in == pytest.approx(1.01, abs=1e-3) for one in given if not one.delays)
 
 
 async def test_a_code_finds_a_slot_however_many_bulk_mails_took_theirs(paced: Bench) -> None:
-    assert len((await paced.store.take_slots("default", "bulk", 100)).delays) == 8
-    code = await paced.store.take_slots("default", "critical", 1)
+    assert len((await paced.store.take_slots(["default"], "bulk", 100)).delays) == 8
+    code = await paced.store.take_slots(["default"], "critical", 1)
     assert len(code.delays) == 1
     assert code.delays[0] < 0.05
 
@@ -123,10 +127,43 @@ async def test_a_mail_without_a_slot_is_due_when_there_is_one(paced: Bench) -> N
 
 async def test_a_used_up_quota_says_for_how_long(bench: Bench) -> None:
     bench.store = with_rates(bench, "5/day")
-    first = await bench.store.take_slots("default", "bulk", 10)
+    first = await bench.store.take_slots(["default"], "bulk", 10)
     assert Counter(first.delays) == {0.0: 4}, "one of five is kept for codes"
-    again = await bench.store.take_slots("default", "bulk", 10)
+    again = await bench.store.take_slots(["default"], "bulk", 10)
     assert again.delays == ()
     assert 86400 <= again.retry_in <= 86400 * 1.02
     await bench.advance(again.retry_in + 1)
-    assert len((await bench.store.take_slots("default", "bulk", 10)).delays) == 4
+    assert len((await bench.store.take_slots(["default"], "bulk", 10)).delays) == 4
+
+
+async def test_a_limited_destination_needs_a_slot_of_its_own(bench: Bench) -> None:
+    bench.store = with_rates(bench, slow="2/min burst 2")
+    await bench.enqueue("there", to=["ann@slow.example", "ann@SLOW.example", "bob@quick.example"])
+    await bench.enqueue("elsewhere", to=["bob@quick.example"])
+    assert await bench.ask("there") == NoSlot("default", ("slow.example",))
+    assert bench.store.limits("default", ["slow.example", "quick.example"]) == ("default@slow.example",)
+    claimed = await bench.claim("there", slot="default")
+    assert claimed.limited == ("slow.example",)
+    assert (await bench.claim("elsewhere")).limited == ()
+
+
+async def test_destination_and_account_must_both_have_slots(bench: Bench) -> None:
+    bench.store = with_rates(bench, "10/day", slow="2/day")
+    names = bench.store.limits("default", ["slow.example"])
+    assert names == ("default@slow.example", "default")
+    given = await bench.store.take_slots(names, "bulk", 5)
+    assert (len(given.delays), given.lacking) == (2, "default@slow.example")
+    assert given.retry_in >= 86400
+    rest = await bench.store.take_slots(["default"], "bulk", 10)
+    assert len(rest.delays) == 6, "eight for all lanes, and two are used"
+
+
+async def test_mail_to_a_full_destination_is_passed_over(bench: Bench) -> None:
+    for n in range(5):
+        await bench.enqueue(f"slow-{n}", to=["ann@slow.example"])
+    await bench.enqueue("quick", to=["bob@quick.example"])
+    got = await bench.store.unstarted(
+        "default", limit=3, ceiling=10, domains_full={"default": ["slow.example"], "second": ["quick.example"]}
+    )
+    assert [(row.key, list(row.to_domains)) for row in got] == [("quick", ["quick.example"])]
+    assert len(await bench.store.unstarted("default", limit=3, ceiling=10)) == 3

@@ -12,7 +12,7 @@ from sendonce import settings
 from sendonce.activities.inflight import lease_margin
 from sendonce.errors import ConfigurationError
 from sendonce.policy import DEFAULT_LANES
-from sendonce.rates import Rate
+from sendonce.rates import DomainLimit, Rate
 from sendonce.settings import Settings
 from sendonce.settings.loading import ENVIRONMENT
 from sendonce.settings.model import (
@@ -377,6 +377,7 @@ def test_a_worker_is_configured_as_the_file_says(file: Path, monkeypatch: pytest
         "transports": transports,
         "fallbacks": {},
         "rates": {},
+        "domains": {},
         "temporal": {"target_host": "variable:1", "namespace": "file"},
         "lanes": found.lanes,
         "served": ("bulk",),
@@ -509,6 +510,25 @@ def test_rates_are_read(file: Path) -> None:
         settings.build_worker_config(shares, settings.build_transports(shares))
 
 
+def test_limits_of_a_destination_are_read(file: Path) -> None:
+    text = (
+        f'{ACCOUNT}password = "{SECRET}"\n[accounts.default.domains."Bücher.example"]\nrates = ["20/s"]\nat_once = 5\n'
+    )
+    found = load(file, text)
+    config = settings.build_worker_config(found, settings.build_transports(found))
+    assert config.domains == {"default": {"xn--bcher-kva.example": DomainLimit((Rate(20, 1.0, 2),), 5)}}
+    assert config.at_once() == {"default": {"xn--bcher-kva.example": 5}}
+    assert config.pools().keys() == {"default@xn--bcher-kva.example"}
+    for wrong, words in (
+        ("at_once = 0", "at_once"),
+        ("rates = 5", "rates"),
+        ('rates = ["5"]', "'5' is no rate"),
+        ("speed = 5", "unknown key 'speed'"),
+    ):
+        assert words in refused(file, text.replace("at_once = 5", wrong).replace('rates = ["20/s"]\n', ""))
+    assert "is no domain" in refused(file, text.replace("Bücher.example", "a b"))
+
+
 def test_the_fallback_is_another_account(file: Path) -> None:
     two = f'{ACCOUNT}password = "{SECRET}"\nfallback = "second"\n[accounts.second]\ntransport = "smtp"\nhost = "h"\n'
     found = load(file, two)
@@ -530,6 +550,7 @@ async def test_a_lane_that_is_not_served_here_is_not_warned_of(file: Path) -> No
 
 REGISTERED = """
 from pydantic import BaseModel, SecretStr
+from sendonce.activities.transports.base import Capability
 
 class Settings(BaseModel):
     token: SecretStr
@@ -537,9 +558,15 @@ class Settings(BaseModel):
 
 class Pigeon:
     settings_model = Settings
+    capability, identity, settings_digest, key_window = Capability(), "pigeon", "1", None
 
     def __init__(self, settings):
         self.settings = settings
+
+    def slot(self, generation): ...
+    def render(self, mail, recipients, provider_key): ...
+    async def transmit(self, job, gate): ...
+    async def close(self): ...
 
 class Bare:
     pass
@@ -565,5 +592,7 @@ def test_a_transport_of_another_package_is_found_by_its_entry_point(
     known = refused(file, '[accounts.a]\ntransport = "dove"\n')
     assert "known are smtp, http, resend, postmark, brevo, ses, sendgrid, mailgun, sparkpost, lettermint, " in known
     assert "ahasend, mailjet, azure, bare, gone, pigeon" in known
-    assert "pigeon_post:Bare has no settings_model" in refused(file, '[accounts.a]\ntransport = "bare"\n')
+    assert "pigeon_post:Bare is no transport: it lacks settings_model" in refused(
+        file, '[accounts.a]\ntransport = "bare"\n'
+    )
     assert "pigeon_post:Gone cannot be loaded" in refused(file, '[accounts.a]\ntransport = "gone"\n')

@@ -348,9 +348,10 @@ BEGIN
     END IF;
 
     INSERT INTO sendonce.email (id, account, key, lane, from_domain, created_at, send_after, expires_at, next_attempt_at, retry,
-                                unknown_policy, fairness_key, open_ordinals)
+                                unknown_policy, fairness_key, to_domains, open_ordinals)
     VALUES (v_id, v_account, v_key, v_lane, substring(sender ->> 'mailbox' FROM '@([^@]+)$'), v_now, v_send, v_expires, greatest(v_send, v_now), v_retry,
             message ->> 'unknown', coalesce(message ->> 'fairness_key', ''),
+            ARRAY(SELECT DISTINCT lower(substring(m.mailbox FROM '@([^@]+)$')) FROM unnest(mailboxes) AS m (mailbox)),
             ARRAY(SELECT generate_series(0, cardinality(mailboxes) - 1)));
     INSERT INTO sendonce.email_content (email_id, message_id, content, requested_by)
     VALUES (v_id, coalesce(message ->> 'message_id',

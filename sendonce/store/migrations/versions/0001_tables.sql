@@ -35,6 +35,7 @@ CREATE TABLE sendonce.email (
     account         text NOT NULL,
     key             text NOT NULL,
     lane            text NOT NULL,
+    to_domains      text[] NOT NULL DEFAULT '{}', -- of all recipients, each once, in A-labels
     from_domain     text NOT NULL DEFAULT '',     -- of the From address, in A-labels: what a sender fault is scoped to
     stage           text NOT NULL DEFAULT 'pending' CONSTRAINT ck_email_stage CHECK (stage IN
         ('pending', 'claimed', 'transmitting', 'unknown', 'sent', 'failed', 'dead', 'expired', 'cancelled')),

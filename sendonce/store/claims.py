@@ -135,7 +135,8 @@ SELECT v.verdict, v.mode, v.stage, v.eff, v.account, v.route, v.can_divert, v.la
     extract(epoch FROM v.close_at - v.now)::float8 AS close_in,
     extract(epoch FROM v.lease_until - v.now)::float8 AS lease_left,
     extract(epoch FROM v.answer_by - v.now)::float8 AS answer_left,
-    extract(epoch FROM v.first_probe_at - v.now)::float8 AS probe_in,
+    extract(epoch FROM least(v.first_probe_at, CASE WHEN v.eff = 'pending' THEN v.expires_at END) - v.now)::float8
+        AS probe_in,
     t.content, t.message_id, i.id AS installation, i.secrets,
     CASE WHEN t.email_id IS NOT NULL THEN (
         SELECT jsonb_agg(jsonb_build_array(p.ordinal, p.mailbox) ORDER BY p.ordinal)

@@ -35,7 +35,8 @@ WHERE e.id = s.id AND e.stage = 'pending'
 """
 
 _PUT_OFF = """
-UPDATE sendonce.email SET next_attempt_at = sendonce.clock() + %(seconds)s * interval '1 second'
+UPDATE sendonce.email SET next_attempt_at
+    = least(sendonce.clock() + %(seconds)s * interval '1 second', CASE WHEN stage = 'pending' THEN expires_at END)
 WHERE id = %(id)s AND stage IN ('pending', 'unknown') AND next_attempt_at <= sendonce.clock()
 """
 
@@ -92,5 +93,5 @@ async def mark(conn: AsyncConnection[Any], account: str, given: Mapping[UUID, fl
 
 
 async def put_off(conn: AsyncConnection[Any], email_id: UUID, seconds: float) -> None:
-    """There is no slot for the mail before: it is due then."""
+    """There is no slot for the mail before: it is due then, or at its deadline, to say that it has passed."""
     await conn.execute(_PUT_OFF, {"id": email_id, "seconds": seconds})

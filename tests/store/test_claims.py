@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -356,6 +357,17 @@ async def test_a_pause_concerns_only_those_who_hold_the_same_settings(bench: Ben
     other = Store(bench.pool, {"default": "settings-2"})
     claimed = await other.claim(bench.ids["k1"], "k1", lane=bench.lane, worker="w2", lease_seconds=20)
     assert isinstance(claimed, Claimed)
+
+
+async def test_a_paused_mail_asks_again_at_its_deadline(bench: Bench) -> None:
+    now = (await bench.rows("SELECT sendonce.clock() AS now"))[0]["now"]
+    await bench.enqueue(expires_at=(now + timedelta(seconds=40)).isoformat())
+    await bench.store.account_fault("default", code=429, enhanced="", retry_after=900.0)
+    answer = await bench.ask()
+    assert isinstance(answer, Paused)
+    assert 30 < answer.seconds <= 40
+    await bench.advance(41)
+    assert isinstance(await bench.ask(), Finished)
 
 
 async def test_only_the_probe_of_a_paused_account_puts_the_next_one_off(bench: Bench) -> None:

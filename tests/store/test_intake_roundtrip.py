@@ -84,7 +84,8 @@ def read(connection: psycopg.Connection[Any]) -> OutgoingEmail:
     with connection.cursor(row_factory=dict_row) as cursor:
         content = cursor.execute("SELECT content FROM sendonce.email_content").fetchall()[0]["content"]
         files = cursor.execute(
-            "SELECT filename, content, content_type, content_id, inline, alternative FROM sendonce.attachment ORDER BY ordinal"
+            "SELECT filename, content, content_type, content_id, inline, alternative FROM sendonce.attachment"
+            " ORDER BY ordinal"
         ).fetchall()
     return OutgoingEmail.from_json(content, files)
 

@@ -257,7 +257,17 @@ JSON = st.recursive(
 )
 FIELDS = [
     *("key", "account", "lane", "sender", "envelope_sender", "to", "cc", "bcc", "reply_to", "subject", "text", "html"),
-    *("template", "parameters", "headers", "send_after", "expires_at", "requested_by", "fairness_key", "retry", "unknown"),
+    *(
+        "template",
+        "parameters",
+        "headers",
+        "send_after",
+        "expires_at",
+        "requested_by",
+        "fairness_key",
+        "retry",
+        "unknown",
+    ),
     "other",
 ]
 FILES = st.dictionaries(st.sampled_from(["filename", "content", "content_type", "content_id", "inline", "x"]), JSON)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,7 @@ from sendonce.outcome import Accepted, Reply, Unanswered
 from sendonce.policy import DEFAULT_LANES
 from sendonce.rates import Rate, shares
 from sendonce.store import Store
-from sendonce.store.records import Claimed, NoSlot, Wait
+from sendonce.store.records import Claimed, Finished, NoSlot, Wait
 
 if TYPE_CHECKING:
     from tests.store.conftest import Bench
@@ -167,3 +168,14 @@ async def test_mail_to_a_full_destination_is_passed_over(bench: Bench) -> None:
     )
     assert [(row.key, list(row.to_domains)) for row in got] == [("quick", ["quick.example"])]
     assert len(await bench.store.unstarted("default", limit=3, ceiling=10)) == 3
+
+
+async def test_a_deadline_comes_before_the_slot(paced: Bench) -> None:
+    now = (await paced.rows("SELECT sendonce.clock() AS now"))[0]["now"]
+    email_id = await paced.enqueue(expires_at=(now + timedelta(seconds=20)).isoformat())
+    await paced.store.put_off(email_id, 4000.0)
+    answer = await paced.ask()
+    assert isinstance(answer, Wait)
+    assert answer.seconds <= 20
+    await paced.advance(21)
+    assert isinstance(await paced.ask(), Finished)

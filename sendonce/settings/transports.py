@@ -83,9 +83,9 @@ def build(name: str, factory: type[Any], options: BaseModel) -> Any:
         wrong = _wrong(built)
     except ConfigurationError as error:
         raise ConfigurationError(f"transport {name!r} ({what}): {error}") from None
-    except OSError:
-        raise
     except Exception as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise
         raise ConfigurationError(
             f"transport {name!r} ({what}) cannot be made ({_why(error)}); its package must be repaired"
         ) from None

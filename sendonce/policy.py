@@ -188,6 +188,8 @@ class LanePolicy:
     rate_share: float = 0.0
     """The part of each rate of an account that only this lane may use, besides what all share: 0 to 0.9. A part of
     less than one of the rate's count is none."""
+    urgent: bool = False
+    """Whether its mail may use the connections that an account keeps free."""
     places: int = 20
     """Transmissions at once per account and worker process (bulkhead). 1 to 1000."""
 
@@ -198,6 +200,7 @@ class LanePolicy:
             "answer_seconds": (_within(self.answer_seconds, 1, 3600), "seconds from 1 to 3600"),
             "greylist_delays": (_delays(self.greylist_delays), "numbers of seconds from 0.25 to 604800 (7 days)"),
             "rate_share": (_within(self.rate_share, 0, 0.9), "a number from 0 to 0.9"),
+            "urgent": (isinstance(self.urgent, bool), "true or false"),
             "places": (_whole(self.places, 1, 1000), "a whole number from 1 to 1000"),
         }
         for name, (fine, wanted) in checks.items():
@@ -214,16 +217,20 @@ DEFAULT_LANES: dict[str, LanePolicy] = {
         "critical",
         RetryPolicy(delays=(2, 5, 15, 30, 60, 120, 300), max_attempts=12, max_age=30 * MINUTE),
         rate_share=0.2,
+        urgent=True,
     ),
     # An order confirmation: minutes, then hours, for two days.
     "default": LanePolicy(
         "default",
         RetryPolicy(base=30, factor=2.5, cap=2 * HOUR, max_attempts=30, max_age=2 * DAY),
+        rate_share=0.1,
     ),
     # A report: RFC 5321 4.5.4.1's own pace, half an hour and more, for five days.
     "bulk": LanePolicy(
         "bulk",
         RetryPolicy(base=30 * MINUTE, factor=1.5, cap=4 * HOUR, max_attempts=60, max_age=5 * DAY),
+        # However many codes there are, it never stands still.
+        rate_share=0.1,
     ),
 }
 """The lanes that exist without any settings, served in this order."""

@@ -210,7 +210,7 @@ class Transmission:
             key,
             self._flight.lane.answer_seconds,
             Proof(claimed.secrets).envelope_id(claimed.email_id),
-            urgent=self._flight.lane.rate_share > 0,
+            urgent=self._flight.lane.urgent,
             own_return_path=claimed.content.envelope_sender is None,
         )
         return envelope.spread(await transport.transmit(job, self._gate))

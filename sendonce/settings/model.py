@@ -222,6 +222,8 @@ class LaneSettings(_Section):
     """Seconds after the first, second … deferral by greylisting, instead of the retry policy's."""
     rate_share: float | None = None
     """The part of each rate of an account that only this lane may use."""
+    urgent: bool | None = None
+    """Whether its mail may use the connections that an account keeps free."""
     places: int | None = None
     """Transmissions at once per account and process."""
 

@@ -162,12 +162,15 @@ def test_the_keys_of_a_lane(pages: dict[str, Page]) -> None:
     rows = {row["key"]: row for row in pages[CONFIGURATION].table("`[lanes.<name>]`")}
     assert rows.keys() == LaneSettings.model_fields.keys()
     for lane in DEFAULT_LANES.values():
-        for name in rows.keys() - {"retry", "rate_share"}:
+        for name in rows.keys() - {"retry", "rate_share", "urgent"}:
             assert rows[name]["default"] == toml(getattr(lane, name)), (lane.name, name)
     assert rows["rate_share"]["default"] == toml(int(LanePolicy("x").rate_share))
     shares = {name: lane.rate_share for name, lane in DEFAULT_LANES.items()}
-    assert shares == {"critical": 0.2, "default": 0, "bulk": 0}
-    assert rows["rate_share"]["meaning"].endswith("of critical 0.2")
+    assert shares == {"critical": 0.2, "default": 0.1, "bulk": 0.1}
+    assert rows["rate_share"]["meaning"].endswith("of critical 0.2, of default and bulk 0.1")
+    assert rows["urgent"]["default"] == toml(LanePolicy("x").urgent)
+    assert [name for name, lane in DEFAULT_LANES.items() if lane.urgent] == ["critical"]
+    assert rows["urgent"]["meaning"].endswith("of critical true")
 
     def make(name: str, value: float) -> LanePolicy:
         changes: dict[str, Any] = {name: (value,) if name == "greylist_delays" else value}

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sendonce.outcome import Accepted, Reply, Unanswered
-from sendonce.policy import DEFAULT_LANES
 from sendonce.rates import Rate, shares
 from sendonce.store import Store
 from sendonce.store.records import Claimed, Finished, NoSlot, Wait
@@ -23,7 +22,7 @@ OK = Accepted(Reply(250, "2.0.0", "queued"), "Q1")
 
 def with_rates(bench: Bench, *rates: str, fallback: bool = False, **domains: str) -> Store:
     """``domains``: the rate of mail to that domain below example."""
-    share = {name: lane.rate_share for name, lane in DEFAULT_LANES.items()}
+    share = {"critical": 0.2}
     pools = {"default": shares([Rate.parse(rate) for rate in rates], share)} if rates else {}
     for name, rate in domains.items():
         pools[f"default@{name}.example"] = shares([Rate.parse(rate)], {})

@@ -55,7 +55,7 @@ class SmtpPoolSettings(BaseModel):
     max_connections: int = Field(60, ge=1, le=1000)
     """At once; 1 to 1000. Less than the places of all lanes together (20 each) lets one lane keep another waiting."""
     reserved: int | None = Field(None, ge=0, le=999)
-    """Of these, how many only mail of a lane with a ``rate_share`` may take, such as ``critical``; 0 to 999, and fewer
+    """Of these, how many only mail of an urgent lane may take, such as ``critical``; 0 to 999, and fewer
     than all. None: a tenth, at least one of two or more."""
     idle_seconds: float = Field(10, ge=0, le=3600)
     """How long an unused connection is kept; 0 keeps none. 0 to 3600. Servers close theirs after minutes (RFC 5321

@@ -129,7 +129,9 @@ def _refused(code: int, message: str) -> HttpAnswer:
 
 
 def _named(content: dict[str, Any]) -> list[str]:
-    return [address for field in ("To", "Cc", "Bcc") for _, address in getaddresses([content.get(field, "")])]
+    # What is not there is nobody: later Pythons make an address of an empty text.
+    fields = [content[field] for field in ("To", "Cc", "Bcc") if content.get(field)]
+    return [address for _, address in getaddresses(fields)]
 
 
 def _listed(addresses: list[str]) -> str:

@@ -6,6 +6,7 @@ One copy; what the others took for silence is settled by the worker's own late a
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,9 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from sendonce.embedded import ChildProcess
-    from tests.crash.conftest import MakeWorld, World
+    from tests.crash.conftest import MakeWorld
+    from tests.crash.forks import Worker
+    from tests.crash.world import World
 
 LONG_SECONDS = 60.0
 
@@ -29,9 +31,9 @@ PHASES = {
 }
 
 
-def freezing(worker: ChildProcess) -> Callable[[], Awaitable[None]]:
+def freezing(worker: Worker) -> Callable[[], Awaitable[None]]:
     async def freeze() -> None:
-        worker.stop_signal()
+        worker.signal(signal.SIGSTOP)
 
     return freeze
 
@@ -41,9 +43,9 @@ async def frozen(world: World, phase: str, seconds: float = 0.0) -> None:
     at, meanwhile = PHASES[phase]
     key = await world.enqueue()
     when, _, method = at.partition(" ")
-    first = world.worker(*(("SIGSTOP", when, method) if method else ()))
+    first = world.worker(*((when, method) if method else ()))
     if not method:
-        world.once[at] = freezing(first)
+        world.once["default", at] = freezing(first)
     await world.is_frozen(first)
     started = time.monotonic()
     second = world.worker()
@@ -51,13 +53,13 @@ async def frozen(world: World, phase: str, seconds: float = 0.0) -> None:
     if seconds and meanwhile == "unknown":
         await world.until_alarm("unknown")
     await asyncio.sleep(max(0.0, started + seconds - time.monotonic()))
-    first.continue_signal()
+    first.signal(signal.SIGCONT)
     await world.until_stage(key, "sent")
     await world.handle(key).result()
     assert world.copies(key) == 1, phase
     assert await world.open_alarms() == [], phase
     for worker in (first, second):
-        worker.terminate()
+        worker.signal(signal.SIGTERM)
         assert await world.ended(worker) == 0, world.logs()
     assert world.copies(key) == 1, phase
 

@@ -1,115 +1,101 @@
 """A worker dies by SIGKILL at a named point, and another one takes over: one copy, and nothing is left behind.
 
 Before the offer, and with a provider that honours keys at any point, the mail is sent. Offered by SMTP and
-unanswered it is unknown: the relay may have it, and nobody can ask.
+unanswered it is unknown: the relay may have it, and nobody can ask. What has to come of a mail at a provider with an
+API is read off its capability, by :func:`tests.crash.dying.by_documents`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import signal
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from sendonce.testing import smtp_misbehaviour
+from sendonce.settings.transports import BUILT_IN
+from tests.crash.dying import INSTANTS, End, Point, check, die
+from tests.crash.providers import PROVIDERS
 
 if TYPE_CHECKING:
-    from sendonce.embedded import ChildProcess
-    from tests.crash.conftest import MakeWorld, World
-
-
-@dataclass(frozen=True)
-class Point:
-    """Where the worker dies: before or after a commit, or at a point of the provider's conversation."""
-
-    account: str
-    at: str
-    copies: int = 1
-    stage: str = "sent"
-
-    @property
-    def statement(self) -> tuple[str, ...]:
-        """The point as an argument of the worker process; empty when the provider kills it."""
-        when, _, method = self.at.partition(" ")
-        return ("SIGKILL", when, method) if method else ()
-
-    def __str__(self) -> str:
-        return f"{self.account}: {self.at}"
-
+    from tests.crash.world import World
 
 COMMITS = [f"{when} {method}" for method in ("claim", "pin", "begin", "settle") for when in ("before", "after")]
+# The relay may have it.
+UNKNOWN = End(("unknown",))
+# The answer has been read, or is on its way: the worker may just have had the time to record it.
+ANSWERED = End(("unknown", "sent"))
 BY_SMTP = [
-    *[Point("default", at) for at in COMMITS if at not in ("after begin", "before settle")],
+    *[Point("smtp", at, end=End()) for at in COMMITS if at not in ("after begin", "before settle")],
     # Begun is all that is known: that the dot was not written died with the process.
-    Point("default", "after begin", copies=0, stage="unknown"),
-    Point("default", "before settle", stage="unknown"),
+    Point("smtp", "after begin", end=End(("unknown",), copies=(0,))),
+    Point("smtp", "before settle", end=UNKNOWN),
     # Nothing of the conversation before the dot can lead to acceptance.
-    *[Point("default", at) for at in ("connect", "ehlo", "mail", "rcpt", "data", "body", "rset")],
-    *[Point("secure", at) for at in ("starttls", "auth")],
-    # The answer has been read; whether it was recorded in time nobody knows.
-    Point("secure", "quit", stage="unknown"),
-    Point("default", "dot", stage="unknown"),
-    Point("default", "replied", stage="unknown"),
+    *[Point("smtp", at, end=End()) for at in ("connect", "ehlo", "mail", "rcpt", "data", "body", "rset")],
+    *[Point("secure", at, end=End()) for at in ("starttls", "auth")],
+    Point("secure", "quit", end=ANSWERED),
+    Point("smtp", "dot", end=UNKNOWN),
+    Point("smtp", "replied", end=ANSWERED),
 ]
 BY_HTTP = [Point("gateway", at) for at in (*COMMITS, "request", "accepted", "answered")]
+# One provider that knows the key again, one that can be asked, one that cannot.
+PHASES = ("before begin", "after begin", "request", "accepted", "answered", "before settle", "after settle")
+BY_API = [
+    *[Point(provider, at) for provider in ("resend", "postmark", "postmark that finds nothing") for at in PHASES],
+    *[Point(f"{provider} by TLS", at) for provider in ("resend", "postmark") for at in ("tls", "request")],
+]
+POLICIES = ("hold", "resend")
 
 MATRIX = {str(point): point for point in (*BY_SMTP, *BY_HTTP)}
 TELLING = [
-    MATRIX[name]
-    for name in (
-        "default: after claim",
-        "default: dot",
-        "default: before settle",
-        "gateway: accepted",
-    )
+    MATRIX["smtp: after claim"],
+    MATRIX["smtp: dot"],
+    MATRIX["smtp: before settle"],
+    MATRIX["gateway: accepted"],
+    Point("resend by TLS", "tls"),
+    Point("resend", "after begin"),
+    Point("resend", "before settle", "resend"),
+    Point("resend", "after settle"),
+    Point("postmark", "before begin"),
+    Point("postmark", "request"),
+    Point("postmark", "after settle", "resend"),
+    Point("postmark that finds nothing", "after begin"),
+    Point("postmark that finds nothing", "before settle"),
+    Point("postmark that finds nothing", "before settle", "resend"),
+    Point("brevo that finds nothing", "request"),
+    # One that knows no keys and cannot be asked, one whose key guarantees nothing, one that knows it again.
+    *[Point(provider, at) for provider in ("ses", "brevo", "lettermint") for at in INSTANTS],
 ]
 
 
-def killing(worker: ChildProcess) -> Callable[[], Awaitable[None]]:
-    async def kill() -> None:
-        worker.kill()
-
-    return kill
-
-
-async def killed(world: World, point: Point) -> str:
-    """One mail, whose worker dies at ``point`` and is followed by another; returns its key once it has settled."""
-    key = await world.enqueue(point.account)
-    if point.at == "rset":
-        world.relay.script.add(smtp_misbehaviour.answer("rcpt", 451, "4.3.0 later", times=1))
-    first = world.worker(*point.statement)
-    if not point.statement:
-        world.once[point.at] = killing(first)
-    assert await world.ended(first) == -signal.SIGKILL, f"{point}:\n{world.logs()}"
-    world.worker()
-    # The reply is on its way when the relay says so: the worker may just have had the time to record it.
-    found = await world.until_stage(key, point.stage, *(["sent"] if point.at in ("replied", "quit") else []))
-    assert world.copies(key) == point.copies, str(point)
-    if found["stage"] == "sent":
-        await world.handle(key, point.account).result()
-    else:
-        assert found["alarm_at"] is not None or await world.open_alarms() == ["unknown"], str(point)
-    return key
-
-
-async def test_a_worker_killed_at_a_telling_point_costs_no_copy_and_loses_nothing(make_world: MakeWorld) -> None:
-    worlds = [await make_world() for _ in TELLING]
-    await asyncio.gather(*(killed(world, point) for world, point in zip(worlds, TELLING, strict=True)))
+async def test_a_worker_killed_at_a_telling_point_costs_no_copy_and_loses_nothing(world: World) -> None:
+    await check(await die(world, TELLING))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", MATRIX.values(), ids=str)
 async def test_a_worker_killed_anywhere_costs_no_copy_and_loses_nothing(world: World, point: Point) -> None:
-    key = await killed(world, point)
-    found = await world.email(key)
-    if found["stage"] == "unknown":
-        await world.until_alarm("unknown")
-        assert (await world.email(key))["next_attempt_at"] is None
-    assert world.copies(key) == point.copies
+    await check(await die(world, [point]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_a_worker_killed_in_any_phase_of_a_request_costs_no_copy_that_can_be_known(
+    world: World, policy: str
+) -> None:
+    await check(await die(world, [replace(point, policy=policy) for point in BY_API]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("provider", PROVIDERS)
+async def test_a_worker_killed_around_a_request_to_any_provider(world: World, provider: str) -> None:
+    mails = await die(world, [Point(provider, at, policy) for at in INSTANTS for policy in POLICIES])
+    await check(mails)
+
+
+def test_every_provider_has_its_place_in_the_matrix() -> None:
+    assert {name.split()[0] for name in PROVIDERS} == BUILT_IN.keys() - {"smtp", "http"}
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from sendonce.embedded import EmbeddedPostgres, EmbeddedTemporal
 from sendonce.testing import smtp_misbehaviour as bad
 
 if TYPE_CHECKING:
-    from tests.crash.conftest import MakeWorld, World
+    from tests.crash.conftest import MakeWorld
+    from tests.crash.world import World
 
 OUTAGE_SECONDS = 20.0
 
@@ -53,12 +54,12 @@ async def test_the_store_is_away_between_the_acceptance_and_its_record(
     world = await make_world(postgres=postgres)
     key = await world.enqueue()
     if reply == "read":
-        worker = world.worker("SIGSTOP", "before", "settle")
+        worker = world.worker("before", "settle")
         await world.is_frozen(worker)
         await asyncio.to_thread(postgres.stop)
-        worker.continue_signal()
+        worker.signal(signal.SIGCONT)
     else:
-        world.once["dot"] = stopping(postgres)
+        world.once["default", "dot"] = stopping(postgres)
         worker = world.worker()
         await world.said(worker, "the store cannot be reached")
     await asyncio.sleep(OUTAGE_SECONDS)
@@ -147,7 +148,7 @@ async def test_sigterm_awaits_what_was_offered_and_gives_back_the_rest(world: Wo
     first = world.worker()
     await world.until_stage(offered, "transmitting")
     await world.until_stage(claimed, "claimed")
-    first.terminate()
+    first.signal(signal.SIGTERM)
     await world.until_stage(claimed, "pending")
     assert first.running
     answer.set()

@@ -19,11 +19,13 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError
 
 from sendonce.activities.failures import where
+from sendonce.pace import Pace
 from sendonce.policy import LanePolicy
 from sendonce.stages import FINAL
 from sendonce.store import Store
 from sendonce.store.intake import Enqueued
 from sendonce.store.records import Startable
+from sendonce.store.turns import Turns
 from sendonce.workflows.delivery import EmailDelivery
 from sendonce.workflows.port import WAKE_SIGNAL, WORKFLOW_NAME, Sent, Ticket, Wake, task_queue
 
@@ -42,8 +44,8 @@ BUSY_POLL = 0.1
 SHORTEST_POLL = 0.02
 """Seconds. However many notifications come, the store is not asked more often."""
 
-LONGEST_NO_SLOT = 60.0
-"""Seconds after which the slots of an account's rates are asked for again, however far the next one is."""
+LOOKS = 100
+"""Looks at the store in a row that find nothing to start, when there are very many turns."""
 
 LONGEST_BACK_OFF = 30.0
 """Seconds between two tries while Temporal is away."""
@@ -135,9 +137,7 @@ class Starter:
         self._back_off = 0.0
         self._resume_at = 0.0
         self._waiting: set[asyncio.Task[None]] = set()
-        # Lane and what has rates (an account, or one of its destinations), and until when (monotonic) there is no slot
-        # for a new mail.
-        self._no_slots: dict[tuple[str, str], float] = {}
+        self._pace = Pace(store)
 
     def wake(self) -> None:
         """There may be new rows."""
@@ -183,23 +183,25 @@ class Starter:
     async def _start_due(self, lane: LanePolicy, calls: set[asyncio.Task[None]], stop: asyncio.Event) -> bool:
         """Start what is due; True when there was something."""
         found = False
+        looks = 0
         while not stop.is_set():
             # While Temporal is away one row is enough to find out that it is back.
             free = (1 if self._back_off else STARTS_AT_ONCE) - len(calls)
             if free <= 0:
                 await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
                 continue
-            turns = self._turns[lane.name]
             rows = await self._store.unstarted(
                 lane.name,
                 limit=free,
                 ceiling=lane.places,
-                accounts_full=[*self._full_accounts(lane.name), *self._without_slots(lane)],
-                turns=turns,
+                accounts_full=[*self._full_accounts(lane.name), *self._pace.without_slots(lane.name)],
+                caps=self._pace.caps(lane.name),
+                turns_taken=self._turns[lane.name],
                 domains_full=self._domains_full(lane),
             )
-            _take_turns(turns, rows)
-            for row, delay in await self._with_slots(lane, rows):
+            startable = await self._pace.with_slots(lane.name, rows) if rows else []
+            _take_turns(self._turns[lane.name], rows, [row for row, _ in startable])
+            for row, delay in startable:
                 task = asyncio.create_task(
                     self._start_later(lane, row, delay, stop) if delay else self._start(lane, row)
                 )
@@ -207,43 +209,23 @@ class Starter:
                 among = self._waiting if delay else calls
                 among.add(task)
                 task.add_done_callback(among.discard)
-            found = found or bool(rows)
-            # Fewer than wanted is all there is, unless several took turns and some had little.
-            taking_turns = len({row.fairness_key for row in rows}) > 1
-            if self._back_off or (len(rows) < free and not taking_turns):
+            found = found or bool(startable)
+            looks += 1
+            # Fewer than wanted is all there is, unless several took turns and some had little, or not all were seen.
+            taking_turns = len({row.fairness_key for row, _ in startable}) > 1
+            enough = len(startable) < free and not taking_turns and (rows.all_keys or looks >= LOOKS)
+            if self._back_off or enough:
                 break
         return found
-
-    def _without_slots(self, lane: LanePolicy) -> list[str]:
-        """What has no slot near for the lane."""
-        now = time.monotonic()
-        return [name for (its, name), until in self._no_slots.items() if its == lane.name and until > now]
 
     def _domains_full(self, lane: LanePolicy) -> dict[str, list[str]]:
         """The destinations that take no new mail now, by account."""
         full = {account: list(domains) for account, domains in self._full_domains().items()}
-        for name in self._without_slots(lane):
+        for name in self._pace.without_slots(lane.name):
             account, _, domain = name.partition("@")
             if domain:
                 full.setdefault(account, []).append(domain)
         return full
-
-    async def _with_slots(self, lane: LanePolicy, rows: Sequence[Startable]) -> list[tuple[Startable, float]]:
-        """What may be started, and in how many seconds; the rest waits in the store for slots."""
-        wanting: dict[tuple[str, ...], list[Startable]] = {}
-        for row in rows:
-            wanting.setdefault(self._store.limits(row.account, row.to_domains), []).append(row)
-        found = [(row, 0.0) for row in wanting.pop((), [])]
-        for names, several in wanting.items():
-            given = await self._store.take_slots(names, lane.name, len(several))
-            having = list(zip(several, given.delays, strict=False))
-            if len(having) < len(several):
-                self._no_slots[lane.name, given.lacking] = time.monotonic() + min(LONGEST_NO_SLOT, given.retry_in)
-                await self._store.unstamp([row.email_id for row in several[len(having) :]])
-            if having:
-                await self._store.mark_slots(several[0].account, {row.email_id: delay for row, delay in having})
-            found += having
-        return found
 
     async def _start_later(self, lane: LanePolicy, row: Startable, delay: float, stop: asyncio.Event) -> None:
         await _pause(stop, delay)
@@ -354,12 +336,15 @@ async def listen(database_url: str, wake: Callable[[], None]) -> None:
         delay = min(LONGEST_BACK_OFF, delay * 2)
 
 
-def _take_turns(turns: dict[str, str], rows: Sequence[Startable]) -> None:
-    """Keep whose turn was the last, account by account: turns go round, upwards and then from the beginning."""
-    for account in {row.account for row in rows}:
-        last = turns.get(account)
-        keys = {row.fairness_key for row in rows if row.account == account}
-        turns[account] = max(keys, key=lambda key: (last is not None and key <= last, key))
+def _take_turns(turns: dict[str, str], found: Turns, started: Sequence[Startable]) -> None:
+    """Keep whose turn was the last, account by account.
+
+    That of the last mail that was started; where nothing could be, the last one that was looked at. What was found and
+    had no slot keeps its turn.
+    """
+    with_mail = {row.account for row in found}
+    turns.update({account: key for account, key in found.last_keys.items() if account not in with_mail})
+    turns.update({row.account: row.fairness_key for row in started})
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -115,7 +115,7 @@ async def serve(
         loops.start(forever("wakes", WAKE_SECONDS, upkeep.wake, health))
         loops.start(forever("events", UPKEEP_SECONDS, upkeep.join_events, health))
         loops.start(forever("alarms", UPKEEP_SECONDS, upkeep.deliver_alarms, health))
-        look_ups = LookUps(store, config.transports, poker, config.lanes, worker_id, config.fallbacks)
+        look_ups = LookUps(store, config.transports, poker, config.lanes, worker_id)
         loops.start(forever("look-ups", UPKEEP_SECONDS, look_ups.round, health))
 
         client = client or await _connect(config, stop)

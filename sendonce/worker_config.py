@@ -12,7 +12,7 @@ from sendonce.activities.transmission import Fills
 from sendonce.activities.transports.base import Transport
 from sendonce.errors import ConfigurationError
 from sendonce.policy import DEFAULT_LANES, LanePolicy
-from sendonce.rates import DomainLimit, Rate, pool_name, shares
+from sendonce.rates import DomainLimit, Pools, Rate, pool_name, shares
 from sendonce.store import Store
 
 
@@ -89,16 +89,19 @@ class WorkerConfig:
 
     def store(self, pool: AsyncConnectionPool) -> Store:
         """The store as these settings use it."""
-        limited = {account: list(domains) for account, domains in self.domains.items()}
-        return Store(pool, self.digests, self.fallbacks, self.pools(), limited)
+        return Store(pool, self.digests, self.fallbacks, self.pools(), self.at_once())
 
-    def pools(self) -> dict[str, dict[str, list[Rate]]]:
+    def pools(self) -> dict[str, Pools]:
         """What has rates, by name: those of each lane that has a share of them, and of all others."""
         wanted = {name: lane.rate_share for name, lane in self.lanes.items()}
         found = dict(self.rates)
         for account, domains in self.domains.items():
             found |= {pool_name(account, domain): limit.rates for domain, limit in domains.items()}
-        return {name: shares(rates, wanted) for name, rates in found.items() if rates}
+        try:
+            return {name: shares(rates, wanted) for name, rates in found.items() if rates}
+        except ConfigurationError as error:
+            given = ", ".join(f"{lane} {share:g}" for lane, share in wanted.items() if share)
+            raise ConfigurationError(f"rates of {', '.join(sorted(found))}: {error} ({given})") from None
 
     def at_once(self) -> dict[str, dict[str, int]]:
         """By account and destination domain, how many transmissions this process may have at once."""

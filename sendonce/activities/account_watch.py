@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import NamedTuple
 from uuid import UUID
 
-from sendonce.activities.failures import safe_code
+import psycopg
+
+from sendonce.activities.failures import safe_code, where
 from sendonce.outcome import Accepted, AccountFault, AttemptResult, Deferred, NotOffered, Outcome, Refused, Unanswered
 from sendonce.store import Store
 from sendonce.store.records import Claimed
+
+logger = logging.getLogger(__name__)
+
+GIVE_BACK_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Seconds between the tries to give a probe back while the store is away; then its lease ends by itself."""
 
 OUTAGE = "outage"
 """The reason of a pause that the breaker made."""
@@ -83,14 +92,24 @@ class AccountWatch:
             if probe == "" or len(failed) >= self._breaker_mails:
                 await self._pause(claimed, "", outcomes[0].reply.code, OUTAGE, None, probe=probe)
             elif probe is not None:
-                await self._store.give_probe_back(account, domain=probe)
+                await self._store.give_probe_back(account, claimed.email_id, domain=probe)
         elif probe is not None:
-            await self._store.give_probe_back(account, domain=probe)
+            await self._store.give_probe_back(account, claimed.email_id, domain=probe)
 
-    async def no_answer(self, probe: Probe | None) -> None:
-        """The attempt did not come as far as an outcome; if it was a probe, another may pass."""
-        if probe is not None:
-            await self._store.give_probe_back(probe.account, domain=probe.domain)
+    async def no_answer(self, probe: Probe, email_id: UUID) -> None:
+        """This mail's attempt was not judged as the probe that it was: another may pass. Never raises."""
+        for pause in (*GIVE_BACK_PAUSES, None):
+            try:
+                await self._store.give_probe_back(probe.account, email_id, domain=probe.domain)
+                return
+            except psycopg.OperationalError:
+                if pause is None:
+                    logger.warning("probe not given back, the store is away: account=%s", probe.account)
+                else:
+                    await asyncio.sleep(pause)
+            except Exception as error:
+                logger.error("probe not given back: account=%s %s", probe.account, where(error))
+                return
 
     async def _works(self, account: str, domain: str) -> None:
         await self._store.account_works(account, domain=domain)
@@ -110,7 +129,7 @@ class AccountWatch:
             email_id=claimed.email_id,
         )
         if probe is not None and probe != domain:
-            await self._store.give_probe_back(claimed.account, domain=probe)
+            await self._store.give_probe_back(claimed.account, claimed.email_id, domain=probe)
         self._paused.add((claimed.account, domain))
         if not domain:
             self._failed.pop(claimed.account, None)

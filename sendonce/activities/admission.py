@@ -12,6 +12,9 @@ from sendonce.activities.leases import StoreHealth
 from sendonce.store import Store
 from sendonce.store.records import Claimed, NoSlot, Paused, Standing, Wait
 
+LONGEST_NO_SLOT = 3600.0
+"""Seconds after which a mail asks for a slot again, however far the next one is."""
+
 RATE = "rate"
 """Why a mail waits whose account, or whose destination's domain, is used as fast as it may be."""
 
@@ -81,25 +84,30 @@ class Admission:
             return Admitted(Wait(1.0, RATE), by)
         return Admitted(answer, by)
 
-    async def _slot(self, flight: Flight, wanting: NoSlot) -> Wait | None:
+    async def _slot(self, flight: Flight, wanting: NoSlot) -> Standing | None:
         """Wait for a slot that is near, without a lease and without a connection; else say for how long."""
         names = self._store.limits(wanting.account, wanting.domains)
         given = await self._store.take_slots(names, flight.lane.name, 1)
         if given.delays:
             await asyncio.sleep(given.delays[0])
             return None
-        # Spread out: whoever waits for the same moment would find one slot there.
-        wait = given.retry_in * random.uniform(1.0, 1.1)
-        await self._store.put_off(flight.email_id, wait)
-        return Wait(wait, RATE)
+        # Spread out a little, or everybody would ask for the same slot; and not for ever, or nobody would see that the
+        # rates were raised.
+        wait = min(LONGEST_NO_SLOT, given.retry_in) + random.uniform(0.0, 5.0)
+        return await self._store.put_off(flight.email_id, wait, lane=flight.lane, actor=self._worker)
 
     async def _pause(self, flight: Flight, paused: Paused, by: Pass) -> Pass | None:
         """What to pass the pause by; None: it waits."""
         self._accounts.is_paused(paused.account, paused.domain)
         if by.probe is not None or not paused.probe_due:
             return None
-        if await self._store.take_probe(paused.account, flight.email_id, domain=paused.domain):
-            return replace(by, probe=Probe(paused.account, paused.domain))
+        # Before the answer, which may get lost.
+        probe = flight.probe = Probe(paused.account, paused.domain)
+        if await self._store.take_probe(
+            probe.account, flight.email_id, domain=probe.domain, answer_seconds=flight.lane.answer_seconds
+        ):
+            return replace(by, probe=probe)
+        flight.probe = None
         if paused.can_divert and not by.divert:
             # Somebody else has the probe, or is to have it: this mail need not wait for what it meets.
             return replace(by, divert=True)

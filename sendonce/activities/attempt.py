@@ -143,23 +143,27 @@ class Delivery(DeliverySteps):
             return await self._carry_out(flight, admitted)
         except psycopg.OperationalError:
             return replace(self._store_away(), recorded=True)
+        finally:
+            self._leave_probe(flight)
+
+    def _leave_probe(self, flight: Flight) -> None:
+        """The probe that the flight still holds told nothing: give it back, in the background."""
+        if flight.probe is not None:
+            self._flights.later(self._accounts.no_answer(flight.probe, flight.email_id))
+            flight.probe = None
 
     async def _carry_out(self, flight: Flight, admitted: Admitted) -> AttemptAnswer:
-        answer, probe = admitted.answer, admitted.by.probe
+        answer = admitted.answer
         if not isinstance(answer, Claimed):
-            await self._accounts.no_answer(probe)
             return to_answer(answer)
-        if probe is not None and probe.account != answer.account:
+        if flight.probe is not None and flight.probe.account != answer.account:
             # The mail's own account was opened in between, and needs no probe of the fallback.
-            await self._accounts.no_answer(probe)
-            probe = None
-        if not self._flights.enter(flight, answer.account, answer.limited):
-            await self._accounts.no_answer(probe)
+            self._leave_probe(flight)
+        if not self._flights.enter(flight, answer.account, answer.to_domains):
             return await self._give_back(flight, answer, GiveBack("destination_full", random.uniform(*DOMAIN_FULL)))
         transmission = Transmission(self._means, flight, answer)
         came = await transmission.conclude()
         if isinstance(came, GiveBack):
-            await self._accounts.no_answer(probe)
             return await self._give_back(flight, answer, came)
         try:
             came = await self._accounts.blame(answer, came)
@@ -167,8 +171,10 @@ class Delivery(DeliverySteps):
             # Recorded as the fault it looks like; the next attempt asks again.
             self._means.health.away()
         standing = await self._settle(flight, answer, came)
+        probe = flight.probe.domain if flight.probe else None
         try:
-            await self._accounts.judge(answer, came, probe=probe.domain if probe else None, reached=transmission.begun)
+            await self._accounts.judge(answer, came, probe=probe, reached=transmission.begun)
+            flight.probe = None
         except psycopg.OperationalError:
             # The next attempt meets the same answer.
             self._means.health.away()

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, Protocol
 from uuid import UUID
 
+from sendonce.activities.account_watch import Probe
 from sendonce.activities.failures import where
 from sendonce.policy import LanePolicy
 from sendonce.stages import Stage
@@ -66,6 +67,8 @@ class Flight:
         self.stop_why = ""
         self.destinations: set[tuple[str, str]] = set()
         """Account and domain of the places it holds besides its own; see :meth:`Flights.enter`."""
+        self.probe: Probe | None = None
+        """The probe of a paused account that it holds, or may hold: until that is judged or given back."""
         self.handed_off = False
         self.answer: AttemptAnswer | None = None
         self.unrecorded: Carried | None = None
@@ -170,7 +173,7 @@ class Flights:
         self._flights: dict[UUID, Flight] = {}
         self._used: Counter[tuple[str, str]] = Counter()
         self._places: dict[tuple[str, str], int] = {}
-        self._pokes: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._landed = asyncio.Event()
         self._quiet: UUID | None = None
         self._closed = False
@@ -251,9 +254,13 @@ class Flights:
 
     def poke(self, flight: Flight, carried: list[Carried]) -> None:
         """Wake the mail's workflow, in the background."""
-        task = asyncio.create_task(self._poker.wake(flight.ticket.workflow_id, Wake(carried)))
-        self._pokes.add(task)
-        task.add_done_callback(self._pokes.discard)
+        self.later(self._poker.wake(flight.ticket.workflow_id, Wake(carried)))
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run this, which never raises, in the background. When the process ends it gets a moment more."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     @asynccontextmanager
     async def quiet(self, email_id: UUID, seconds: float) -> AsyncIterator[bool]:
@@ -304,6 +311,8 @@ class Flights:
             flight.task.cancel()
         if cut:
             await asyncio.wait({f.task for f in cut})
-        if self._pokes:
-            await asyncio.wait(set(self._pokes), timeout=last_seconds)
+        if self._background:
+            _, left = await asyncio.wait(set(self._background), timeout=last_seconds)
+            for task in left:
+                task.cancel()
         return len(cut)

@@ -35,27 +35,27 @@ class LookUps:
         poker: Poker,
         lanes: Mapping[str, LanePolicy],
         worker: str,
-        fallbacks: Mapping[str, str],
     ) -> None:
+        """``transports``: all accounts. Mail of one that cannot be asked may have gone by one that can."""
         self._store = store
         self._poker = poker
         self._lanes = lanes
         self._worker = worker
         self._askable = {name: one for name, one in transports.items() if one.capability.look_up}
-        # A mail may have gone by its account's fallback.
-        self._accounts = [name for name in transports if {name, fallbacks.get(name)} & self._askable.keys()]
+        # Without anybody to ask there is nothing to look for.
+        self._owners = list(transports) if self._askable else []
 
     async def round(self) -> None:
         """Ask about what is due, account beside account, so that a slow provider holds up no other."""
-        await asyncio.gather(*(self._account(name) for name in self._accounts))
+        await asyncio.gather(*(self._account(name) for name in self._owners))
 
     async def _account(self, owner: str) -> None:
         failed: set[str] = set()
-        for question in await self._store.due_look_ups(owner, PER_ROUND):
+        for question in await self._store.due_look_ups(owner, list(self._askable), PER_ROUND):
             name = question.via
-            transport = self._askable.get(name)
-            if transport is None or name in failed or question.identity != transport.identity:
-                # The last: made under another account of the provider, whose records this one does not know.
+            transport = self._askable[name]
+            if name in failed or question.identity != transport.identity:
+                # The latter: made under another account of the provider, whose records this one does not know.
                 continue
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):

@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TypeVar
 
 import psycopg
@@ -34,22 +34,29 @@ async def start_until_signal(config: WorkerConfig) -> None:
 
     Raises :class:`~sendonce.errors.StoreNotReady` when the schema is missing or older than this release.
     """
-    serving = asyncio.create_task(_serve(config))
+    stop, starting = asyncio.Event(), asyncio.Event()
+    serving = asyncio.create_task(_serve(config, stop, starting))
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        stop.set()
+        if not starting.is_set():
+            serving.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, serving.cancel)
+        loop.add_signal_handler(number, end)
     try:
-        await serving
-    except asyncio.CancelledError:
+        with suppress(asyncio.CancelledError):
+            await serving
         logger.info("stopped")
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 
 
-async def _serve(config: WorkerConfig) -> None:
+async def _serve(config: WorkerConfig, stop: asyncio.Event, starting: asyncio.Event) -> None:
+    """``starting`` is set once ``stop`` ends it in order; before that, it may be cancelled."""
     name = config.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-    # A start that was made and not recorded does no harm: Temporal refuses the second. So a stop may cut anywhere.
     async with AsyncExitStack() as closing:
         for transport in config.transports.values():
             closing.push_async_callback(transport.close)
@@ -69,14 +76,19 @@ async def _serve(config: WorkerConfig) -> None:
             overdue_seconds=config.overdue_seconds,
         )
         async with asyncio.TaskGroup() as group:
-            group.create_task(starter.run(asyncio.Event()))
             served = [lane.name for lane in config.served_lanes()]
-            group.create_task(
-                forever("heartbeat", UPKEEP_SECONDS, lambda: store.beat(name, "starter", served), StoreHealth())
-            )
+            beside = [
+                group.create_task(
+                    forever("heartbeat", UPKEEP_SECONDS, lambda: store.beat(name, "starter", served), StoreHealth())
+                )
+            ]
             if config.notify:
-                group.create_task(listen(config.database_url, starter.wake))
+                beside.append(group.create_task(listen(config.database_url, starter.wake)))
+            starting.set()
             logger.info("ready: starter=%s lanes=%s", name, ",".join(served))
+            await starter.run(stop)
+            for task in beside:
+                task.cancel()
 
 
 async def _reached(what: str, connect: Callable[[], Awaitable[_Found]]) -> _Found:

@@ -17,7 +17,7 @@ from psycopg_pool import AsyncConnectionPool
 from sendonce.events import Event
 from sendonce.outcome import AttemptResult
 from sendonce.policy import LanePolicy
-from sendonce.rates import pool_name
+from sendonce.rates import Pools, pool_name
 from sendonce.stages import Proof
 from sendonce.store import (
     accounts,
@@ -33,6 +33,7 @@ from sendonce.store import (
     slots,
     suppressions,
     sweeps,
+    turns,
     wakes,
 )
 from sendonce.store.records import (
@@ -80,8 +81,8 @@ class Store:
 
     ``digests`` maps account names to the digest of the settings this process holds: which pauses concern it.
     ``fallbacks`` maps account names to the account that stands in while they are paused. ``pools`` maps what has rates,
-    by :func:`sendonce.rates.pool_name`, to what :func:`sendonce.rates.shares` makes of them, and ``limited`` maps
-    accounts to the destination domains that they limit. A store that is away raises
+    by :func:`sendonce.rates.pool_name`, to what :func:`sendonce.rates.shares` makes of them; ``at_once`` says by
+    account and destination domain how many a worker process may have at once. A store that is away raises
     :class:`psycopg.OperationalError`; everything else is an answer.
     """
 
@@ -90,14 +91,20 @@ class Store:
         pool: AsyncConnectionPool,
         digests: Mapping[str, str] | None = None,
         fallbacks: Mapping[str, str] | None = None,
-        pools: Mapping[str, slots.Pools] | None = None,
-        limited: Mapping[str, Sequence[str]] | None = None,
+        pools: Mapping[str, Pools] | None = None,
+        at_once: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         self._pool = pool
         self._digests = dict(digests or {})
         self._fallbacks = dict(fallbacks or {})
         self._pools = dict(pools or {})
-        self._limited = dict(limited or {})
+        self._at_once = dict(at_once or {})
+        # By account, the destinations that have rates of their own.
+        self._limited: dict[str, list[str]] = {}
+        for name in self._pools:
+            account, _, domain = name.partition("@")
+            if domain:
+                self._limited.setdefault(account, []).append(domain)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
@@ -259,10 +266,13 @@ class Store:
         async with self._connection() as conn:
             return await facts.settle(conn, email_id, attempt_id, result, lane=lane, actor=actor, cause=cause)
 
-    async def due_look_ups(self, account: str, limit: int) -> list[LookUp]:
-        """Stamp and return unknowns of this account that its provider is to be asked about now."""
+    async def due_look_ups(self, account: str, askable: Sequence[str], limit: int) -> list[LookUp]:
+        """Stamp and return unknowns of this account that one of the accounts in ``askable`` is to be asked about now.
+
+        Those to which they were offered: the mail's own, or what was its fallback then.
+        """
         async with self._connection() as conn:
-            return await look_ups.due(conn, account, limit)
+            return await look_ups.due(conn, account, askable, limit)
 
     async def record_evidence(
         self,
@@ -323,7 +333,7 @@ class Store:
     ) -> None:
         """Pause the account for the holders of our settings, with an alarm.
 
-        ``probe``: it was the probe that failed. ``email_id``: the mail that met the fault; others probe first.
+        ``email_id``: the mail that met the fault; others probe first. ``probe``: that mail was the probe.
         """
         async with self._connection() as conn:
             await accounts.fault(
@@ -336,20 +346,25 @@ class Store:
                 email_id=email_id,
             )
 
-    async def give_probe_back(self, account: str, *, domain: str = "") -> None:
-        """The probe told nothing: another may pass soon."""
+    async def give_probe_back(self, account: str, email_id: UUID, *, domain: str = "") -> None:
+        """The probe, this mail, told nothing: another may pass soon. A no-op when another has its place by now."""
         async with self._connection() as conn:
-            await accounts.give_probe_back(conn, self._scope(account, domain))
+            await accounts.give_probe_back(conn, self._scope(account, domain), email_id)
 
     async def account_works(self, account: str, *, domain: str = "") -> bool:
         """End a pause; True when there was one."""
         async with self._connection() as conn:
             return await accounts.works(conn, self._scope(account, domain))
 
-    async def take_probe(self, account: str, email_id: UUID, *, domain: str = "") -> bool:
-        """Lease the one probe of what is paused; True when this mail has it."""
+    async def take_probe(self, account: str, email_id: UUID, *, domain: str = "", answer_seconds: float = 0.0) -> bool:
+        """Lease the one probe of what is paused; True when this mail has it.
+
+        ``answer_seconds``: how long its answer is awaited, which the lease covers.
+        """
         async with self._connection() as conn:
-            return await accounts.take_probe(conn, self._scope(account, domain), email_id)
+            return await accounts.take_probe(
+                conn, self._scope(account, domain), email_id, answer_seconds=answer_seconds
+            )
 
     async def is_culprit(self, account: str, email_id: UUID, *, domain: str) -> bool:
         """True when this mail met a sender fault before, and others have passed from its domain since."""
@@ -369,17 +384,17 @@ class Store:
     async def take_slots(self, names: Sequence[str], lane: str, wanted: int) -> slots.Given:
         """Up to ``wanted`` slots that all of these have for the lane, at most a second ahead; see :meth:`limits`."""
         async with self._connection() as conn:
-            return await slots.take_all(conn, {name: self._pools[name] for name in names}, lane, wanted)
+            return await slots.take(conn, {name: self._pools[name] for name in names}, lane, wanted)
 
     async def mark_slots(self, account: str, given: Mapping[UUID, float]) -> None:
         """These mails have slots of the account, so many seconds from now."""
         async with self._connection() as conn:
             await slots.mark(conn, account, given)
 
-    async def put_off(self, email_id: UUID, seconds: float) -> None:
-        """There is no slot for the mail before that many seconds: it is due then."""
+    async def put_off(self, email_id: UUID, seconds: float, *, lane: LanePolicy, actor: str) -> Standing:
+        """There is no slot for the mail before that many seconds: it is due then, unless it is too old by then."""
         async with self._connection() as conn:
-            await slots.put_off(conn, email_id, seconds)
+            return await facts.put_off(conn, email_id, seconds, lane=lane, actor=actor)
 
     # What comes back.
 
@@ -418,23 +433,27 @@ class Store:
         limit: int,
         ceiling: int,
         accounts_full: Sequence[str] = (),
-        turns: Mapping[str, str] | None = None,
+        caps: Mapping[str, int] | None = None,
+        turns_taken: Mapping[str, str] | None = None,
         domains_full: Mapping[str, Sequence[str]] | None = None,
-    ) -> list[Startable]:
+    ) -> turns.Turns:
         """Stamp and return rows due within a minute that were never started.
 
-        By account: ``turns`` says whose was the last, ``domains_full`` which destinations take no more now.
+        By account: ``caps`` says how many at most, ``turns_taken`` whose turn was the last, ``domains_full`` which
+        destinations take no more now.
         """
         async with self._connection() as conn:
-            return await dispatch.unstarted(
+            return await turns.unstarted(
                 conn,
                 lane,
                 limit=limit,
                 ceiling=ceiling,
-                digests=self._digests,
-                fallbacks=self._fallbacks,
+                settings=dispatch.settings(self._digests, self._fallbacks),
+                paced=list(self._pools),
+                at_once=self._at_once,
                 accounts_full=accounts_full,
-                turns=turns,
+                caps=caps,
+                turns=turns_taken,
                 domains_full=domains_full,
             )
 

@@ -18,8 +18,8 @@ PROBE_FIRST, PROBE_CAP = 15.0, 900.0
 SENDER_PROBE_FIRST = 2.0
 """The same for a From domain: other mail soon shows whether the domain is at fault, or only one mail of it."""
 
-PROBE_LEASE = 660.0
-"""A probe that has told nothing for this many seconds is given up: the answer timer, and a minute."""
+PROBE_LEASE, PROBE_MARGIN = 660.0, 120.0
+"""A probe that has told nothing for so many seconds is given up: never before its answer timer and the margin."""
 
 YIELD_SECONDS = 30.0
 """The mail that met the last fault may probe again so much later than others: it may itself be the cause."""
@@ -54,9 +54,9 @@ WITH c AS (SELECT sendonce.clock() AS now), was AS (
     ON CONFLICT (name, settings_digest, from_domain) DO UPDATE SET fault_email = excluded.fault_email,
         paused_at = coalesce(a.paused_at, excluded.paused_at), pause_why = excluded.pause_why, faults = a.faults + 1,
         probe_at = excluded.paused_at + least(%(cap)s, %(first)s * 2 ^ least(a.faults, 16)) * interval '1 second',
-        probe_until = NULL
-    -- What was in flight when the pause began says nothing new; only a probe does.
-    WHERE a.paused_at IS NULL OR %(probe)s
+        probe_until = NULL, probe_email = NULL
+    -- What was in flight when the pause began says nothing new; only the probe does, while it is the probe still.
+    WHERE a.paused_at IS NULL OR (%(probe)s AND a.probe_email = %(email)s)
     RETURNING name, paused_at
 )
 INSERT INTO sendonce.alarm (at, kind, account, detail)
@@ -77,7 +77,8 @@ async def fault(
 ) -> None:
     """Pause the scope for the holders of these settings; an alarm when it was not paused yet.
 
-    Of what is paused only the fault of its ``probe`` counts, and puts the next one off.
+    Of what is paused only the fault of its ``probe`` counts, which is the mail that :func:`take_probe` was for: it puts
+    the next one off.
     """
     first = max(scope.probe_first, min(retry_after or 0.0, PROBE_CAP))
     why = f"{code} {enhanced}".strip()
@@ -89,7 +90,7 @@ async def fault(
 _END = """
 WITH c AS (SELECT sendonce.clock() AS now), ended AS (
     UPDATE sendonce.account a SET paused_at = NULL, pause_why = NULL, faults = 0, probe_at = NULL, probe_until = NULL,
-        fault_email = NULL, worked_at = CASE WHEN %(worked)s THEN c.now ELSE a.worked_at END,
+        probe_email = NULL, fault_email = NULL, worked_at = CASE WHEN %(worked)s THEN c.now ELSE a.worked_at END,
         paused_total = a.paused_total
             + greatest(interval '0', least(c.now, coalesce(a.probe_until, a.probe_at) + interval '15 minutes')
                 - a.paused_at)
@@ -128,7 +129,8 @@ async def works(conn: AsyncConnection[Any], scope: Scope) -> bool:
 
 
 _PROBE = """
-UPDATE sendonce.account SET probe_until = sendonce.clock() + %(lease)s * interval '1 second'
+UPDATE sendonce.account SET probe_email = %(email)s,
+    probe_until = sendonce.clock() + %(lease)s * interval '1 second'
 WHERE name = %(name)s AND settings_digest = %(digest)s AND from_domain = %(domain)s AND paused_at IS NOT NULL
     AND probe_at + CASE WHEN fault_email = %(email)s THEN %(yields)s ELSE 0 END * interval '1 second'
         <= sendonce.clock()
@@ -136,24 +138,30 @@ WHERE name = %(name)s AND settings_digest = %(digest)s AND from_domain = %(domai
 """
 
 
-async def take_probe(conn: AsyncConnection[Any], scope: Scope, email_id: UUID) -> bool:
-    """Lease the one probe of what is paused; True when this mail has it."""
+async def take_probe(conn: AsyncConnection[Any], scope: Scope, email_id: UUID, *, answer_seconds: float) -> bool:
+    """Lease the one probe of what is paused; True when this mail has it.
+
+    ``answer_seconds``: how long its answer is awaited, which the lease covers.
+    """
     # Only where somebody else may be at fault: an account that is paused as a whole is no single mail's doing.
     yields = YIELD_SECONDS if scope.domain else 0.0
-    params = {**scope.params, "lease": PROBE_LEASE, "email": email_id, "yields": yields}
+    lease = max(PROBE_LEASE, answer_seconds + PROBE_MARGIN)
+    params = {**scope.params, "lease": lease, "email": email_id, "yields": yields}
     cursor = await conn.execute(_PROBE, params)
     return cursor.rowcount == 1
 
 
 _GIVE_BACK = """
-UPDATE sendonce.account SET probe_until = NULL, probe_at = sendonce.clock() + %(first)s * interval '1 second'
+UPDATE sendonce.account SET probe_until = NULL, probe_email = NULL,
+    probe_at = sendonce.clock() + %(first)s * interval '1 second'
 WHERE name = %(name)s AND settings_digest = %(digest)s AND from_domain = %(domain)s AND paused_at IS NOT NULL
+    AND probe_email = %(email)s
 """
 
 
-async def give_probe_back(conn: AsyncConnection[Any], scope: Scope) -> None:
-    """The probe told nothing: another may pass soon."""
-    await conn.execute(_GIVE_BACK, {**scope.params, "first": scope.probe_first})
+async def give_probe_back(conn: AsyncConnection[Any], scope: Scope, email_id: UUID) -> None:
+    """The probe, this mail, told nothing: another may pass soon. A no-op when another has its place by now."""
+    await conn.execute(_GIVE_BACK, {**scope.params, "first": scope.probe_first, "email": email_id})
 
 
 _CULPRIT = """

@@ -129,8 +129,7 @@ SELECT v.verdict, v.mode, v.stage, v.eff, v.account, v.route, v.can_divert, v.la
     v.claims + 1 AS number, v.generation,
     v.generation_open, v.created_at, v.partial, v.maybe_accepted, v.last_code, v.last_enhanced, v.held_why,
     v.probe_due, v.paused_domain, v.from_domain, v.open_ordinals,
-    CASE WHEN v.verdict IN ('rate', 'claim') THEN ARRAY(
-        SELECT unnest(v.to_domains) INTERSECT SELECT unnest({routes.LIMITED.format(account="v.route")})) END AS limited,
+    v.to_domains,
     extract(epoch FROM v.next_attempt_at - v.now)::float8 AS next_in,
     extract(epoch FROM v.close_at - v.now)::float8 AS close_in,
     extract(epoch FROM v.lease_until - v.now)::float8 AS lease_left,
@@ -172,8 +171,8 @@ async def claim(
     """One statement: lease the row to a new attempt, or say why not.
 
     A ``str`` is a verdict of :data:`LIMIT_VERDICTS`: a limit has been reached, or a recipient is on the suppression
-    list, and the facts module must conclude it. ``paced`` are the accounts with rates, ``limited`` their
-    limited destination domains, and ``slot`` is the
+    list, and the facts module must conclude it. ``paced`` are the accounts with rates, ``limited`` the
+    destination domains that have rates with them, and ``slot`` is the
     one that the caller has a slot of. ``route`` comes from :func:`sendonce.store.routes.params`.
     """
     lease = uuid4()
@@ -245,7 +244,7 @@ def _claimed(row: dict[str, Any], lease: UUID, email_id: UUID, files: list[dict[
         installation=row["installation"],
         secrets=tuple(row["secrets"]),
         from_domain=row["from_domain"],
-        limited=tuple(row["limited"]),
+        to_domains=tuple(row["to_domains"]),
     )
 
 
@@ -260,11 +259,11 @@ def _standing(row: dict[str, Any]) -> Standing | Paused | NoSlot:
                 return Busy(max(1.0, row["answer_left"] or 0.0) + 5.0, stage)
             return Busy(max(0.0, row["lease_left"] or 0.0) + 1.0, stage)
         case "paused":
-            # A probe that is due and left to others: they need their time.
-            wait = _sleep(row["probe_in"], 60.0) or (0.0 if row["probe_due"] else PROBE_LEFT_SECONDS)
+            # One that is due may go to another mail.
+            wait = _sleep(row["probe_in"], 60.0) or PROBE_LEFT_SECONDS
             return Paused(wait, bool(row["probe_due"]), row["route"], row["paused_domain"], bool(row["can_divert"]))
         case "rate":
-            return NoSlot(row["route"], tuple(row["limited"]))
+            return NoSlot(row["route"], tuple(row["to_domains"]))
         case "alone":
             return Wait(5.0, "alone", Stage(row["eff"]), **said)
         case "held":

@@ -43,24 +43,25 @@ WHERE NOT EXISTS (SELECT FROM sendonce.event WHERE account = %(account)s AND sou
 ON CONFLICT DO NOTHING RETURNING *
 """
 
-# The mail went by this account: its own, or the fallback of that one.
-_WENT_BY = """(e.account = {account} OR EXISTS (
-    SELECT FROM sendonce.generation g WHERE g.email_id = e.id AND g.account = {account}))"""
+# A provider's id is one of the account that gave it: another one may have the same. That account is the one of the
+# attempt that was accepted; where none was, as with evidence, it is the mail's own.
+_GAVE = "coalesce((SELECT t.account FROM sendonce.attempt t WHERE t.id = r.attempt_id), e.account)"
 
-# By our own id, else by the provider's. An id from elsewhere is looked for in this account only.
+# By our own id, where the mail is of this account or went by it, else by the provider's.
 _FIND = f"""
 SELECT e.id FROM sendonce.email e
-WHERE e.id = %(claimed)s::uuid AND (%(account)s = '' OR {_WENT_BY.format(account="%(account)s")})
+WHERE e.id = %(claimed)s::uuid AND (%(account)s IN ('', e.account) OR EXISTS (
+    SELECT FROM sendonce.generation g WHERE g.email_id = e.id AND g.account = %(account)s))
 UNION ALL
 SELECT r.email_id FROM sendonce.recipient r JOIN sendonce.email e ON e.id = r.email_id
-WHERE r.provider_id = nullif(%(provider_id)s, '') AND {_WENT_BY.format(account="%(account)s")}
+WHERE r.provider_id = nullif(%(provider_id)s, '') AND {_GAVE} = %(account)s
 LIMIT 1
 """
 
 _PARKED = f"""
 SELECT ev.*, r.email_id AS found FROM sendonce.event ev
     JOIN sendonce.recipient r ON r.provider_id = ev.provider_id
-    JOIN sendonce.email e ON e.id = r.email_id AND {_WENT_BY.format(account="ev.account")}
+    JOIN sendonce.email e ON e.id = r.email_id AND {_GAVE} = ev.account
 WHERE ev.email_id IS NULL AND ev.provider_id <> '' AND ev.proven
     AND ev.received_at > sendonce.clock() - %(seconds)s * interval '1 second'
 ORDER BY ev.id LIMIT %(limit)s FOR UPDATE OF ev SKIP LOCKED

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from sendonce.stages import AttemptFacts, Proof, RecipientStage, Stage
 from sendonce.store import alarms
 from sendonce.store.conclude import conclude
 from sendonce.store.mail import load
-from sendonce.store.plan import counted
+from sendonce.store.plan import counted, too_old_in
 from sendonce.store.records import NoSuchRow, Standing
 
 
@@ -194,6 +195,26 @@ async def reconsider(
             ends_hold=lapsed or (cancel and mail.stage is Stage.CLAIMED),
             exhausted=given_up or (poison and lapsed),
         )
+
+
+async def put_off(
+    conn: AsyncConnection[Any], email_id: UUID, seconds: float, *, lane: LanePolicy, actor: str
+) -> Standing:
+    """A mail that is due cannot be tried for so many seconds; one that is too old by then is given up.
+
+    Returns where it stands: it waits until then, or until its deadline.
+    """
+    async with conn.transaction():
+        mail = await load(conn, email_id)
+        if mail is None:
+            return NoSuchRow()
+        row = mail.row
+        due = row["next_attempt_at"] is not None and row["next_attempt_at"] <= row["now"]
+        too_old = False
+        if mail.stage in (Stage.PENDING, Stage.UNKNOWN) and due:
+            row["next_attempt_at"] = row["now"] + timedelta(seconds=seconds)
+            too_old = too_old_in(row, lane, seconds)
+        return await conclude(conn, mail, lane=lane, cause="rate", actor=actor, exhausted=too_old)
 
 
 async def requeue(

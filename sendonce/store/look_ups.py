@@ -5,6 +5,7 @@ Asking is a matter of the worker; what it learns is recorded as the late answer 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -20,6 +21,8 @@ WITH c AS MATERIALIZED (SELECT sendonce.clock() AS now),
 due AS MATERIALIZED (
     SELECT e.id FROM sendonce.email e
     WHERE e.stage = 'unknown' AND e.account = %(account)s AND e.look_up_at <= (SELECT now FROM c)
+        AND EXISTS (
+            SELECT FROM sendonce.generation g WHERE g.email_id = e.id AND g.account = ANY (%(askable)s::text[]))
     ORDER BY e.look_up_at, e.id LIMIT %(limit)s FOR UPDATE OF e SKIP LOCKED
 ),
 stamped AS (
@@ -43,15 +46,26 @@ SELECT s.id AS email_id, s.key, s.account, g.account AS via, s.lane, t.message_i
      WHERE p.email_id = s.id AND p.ordinal = ANY (g.envelope)) AS recipients
 FROM stamped s
     JOIN sendonce.email_content t ON t.email_id = s.id
-    JOIN sendonce.generation g ON g.email_id = s.id
+    JOIN sendonce.generation g ON g.email_id = s.id AND g.account = ANY (%(askable)s::text[])
         AND g.generation IN (SELECT x.generation FROM silent x WHERE x.email_id = s.id)
 ORDER BY s.id, g.generation
 """
 
 
-async def due(conn: AsyncConnection[Any], account: str, limit: int) -> list[LookUp]:
-    """Stamp at most ``limit`` mails of the account, and return their silent generations, one question each."""
-    params = {"account": account, "limit": limit, "first": FIRST, "factor": FACTOR, "cap": CAP}
+async def due(conn: AsyncConnection[Any], account: str, askable: Sequence[str], limit: int) -> list[LookUp]:
+    """Stamp at most ``limit`` mails of the account, and return their silent generations, one question each.
+
+    Only what was offered to one of the accounts in ``askable``: that need not be the mail's own, nor its fallback of
+    today.
+    """
+    params = {
+        "account": account,
+        "askable": list(askable),
+        "limit": limit,
+        "first": FIRST,
+        "factor": FACTOR,
+        "cap": CAP,
+    }
     async with conn.cursor(row_factory=dict_row) as cur:
         rows = await (await cur.execute(_DUE, params)).fetchall()
     return [

@@ -12,6 +12,9 @@ from sendonce.policy import LanePolicy, RetryPolicy
 from sendonce.stages import Limits, RecipientStage, RecipientView, Stage, Verdict, email_stage, next_generation
 from sendonce.store.mail import Mail
 
+ASKED_FIRST = 20.0
+"""Seconds from the beginning of an unknown until the one resend of the policy: its provider is asked before."""
+
 UNCOUNTED_DELAY = 5.0
 """Seconds until the next try after an attempt that is not counted."""
 
@@ -69,9 +72,7 @@ def make_plan(
     tried = [a for a in mail.attempts if a["counted"] and a["number"] > row["requeue_floor"]]
     if tried and row["first_attempt_at"] is None:
         row["first_attempt_at"], row["pause_base"] = tried[0]["claimed_at"], row["paused"]
-    age = 0.0
-    if row["first_attempt_at"] is not None:
-        age = max(0.0, (now - row["first_attempt_at"] - (row["paused"] - row["pause_base"])).total_seconds())
+    age = _age(row)
     stages = [v.stage for v in views.values()]
     unanswered = RecipientStage.UNANSWERED in stages
     cancelled = row["cancel_requested_at"] is not None
@@ -123,6 +124,19 @@ def make_plan(
     )
 
 
+def _age(row: dict[str, Any]) -> float:
+    """Seconds since the first counted attempt, without those in which the account was paused."""
+    if row["first_attempt_at"] is None:
+        return 0.0
+    age = row["now"] - row["first_attempt_at"] - (row["paused"] - row["pause_base"])
+    return max(0.0, float(age.total_seconds()))
+
+
+def too_old_in(row: dict[str, Any], lane: LanePolicy, seconds: float) -> bool:
+    """Will a mail that has been tried be beyond its largest age then?"""
+    return row["first_attempt_at"] is not None and _age(row) + seconds > _retry(row, lane).max_age
+
+
 def _greylist_wait(mail: Mail, lane: LanePolicy, wait: float, wished: float, *, left: float) -> float:
     """The lane's own early delays for a server that defers strangers; afterwards, and at its end, its usual ones."""
     times = sum(1 for facts in mail.facts if _greylisted(facts.answers.values()))
@@ -153,6 +167,8 @@ def _unknown_wait(row: dict[str, Any], lane: LanePolicy, wait: float | None, *, 
         if wait < left:
             return wait
     if (row["unknown_policy"] or lane.unknown) == "resend" and row["resends"] == 0 and row["answer_by"] is not None:
-        # The resend is tried until it is begun, by the retry policy like every try.
-        return max(wait, float((row["answer_by"] - now).total_seconds()))
+        # The resend is tried until it is begun, by the retry policy like every try. A provider that can be asked is
+        # asked first: what it knows is worth more than a second copy.
+        silent = float((now - (row["unknown_since"] or now)).total_seconds())
+        return max(wait, float((row["answer_by"] - now).total_seconds()), ASKED_FIRST - silent)
     return None

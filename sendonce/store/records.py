@@ -62,8 +62,8 @@ class Claimed:
     """What bounces are proved with."""
     from_domain: str = ""
     """Of the From address, in A-labels."""
-    limited: tuple[str, ...] = ()
-    """Those of the mail's destination domains that the account limits."""
+    to_domains: tuple[str, ...] = ()
+    """Of all the mail's recipients, each once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class NoSlot:
 
     account: str
     domains: tuple[str, ...] = ()
-    """Those of the mail's destinations that the account limits."""
+    """Of all the mail's recipients, each once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +203,5 @@ class Startable:
     """Whose mail it is, where that matters."""
     to_domains: Sequence[str] = ()
     """Of its recipients, where that matters."""
+    route: str = ""
+    """The account that it is likely to go by, where that matters."""

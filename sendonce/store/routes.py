@@ -11,6 +11,8 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from sendonce.store.accounts import YIELD_SECONDS
+
 LIMITED = "ARRAY(SELECT jsonb_array_elements_text(%(limited)s::jsonb -> {account}))"
 """The destination domains that the account limits, as an array of texts."""
 
@@ -28,14 +30,15 @@ way AS MATERIALIZED (
 -- Each with the pause that concerns the row; one of the whole account goes before one of the From domain.
 ways AS MATERIALIZED (
     SELECT way.n, way.name, coalesce(a.from_domain, d.from_domain, '') AS paused_domain,
-        coalesce(a.probe_at, d.probe_at) AS probe_at,
+        -- When to ask for a probe: not while one is under way, which may end long before its lease does.
+        CASE WHEN p.until > r.now
+            THEN least(greatest(p.until, r.now + interval '5 seconds'), r.now + interval '30 seconds')
+            ELSE p.at END AS probe_at,
         -- The probe of the whole account passes both: what it meets tells which of the two it is.
         (a.name IS NOT NULL AND NOT (p.probes AND %(probe)s::text = ''))
             OR (d.name IS NOT NULL AND NOT p.probes) AS shut,
-        NOT (way.n = 0 AND %(divert)s) AND CASE
-            WHEN a.name IS NOT NULL THEN a.probe_at <= r.now AND coalesce(a.probe_until <= r.now, true)
-            WHEN d.name IS NOT NULL THEN d.probe_at <= r.now AND coalesce(d.probe_until <= r.now, true)
-            ELSE false END AS probe_due,
+        NOT (way.n = 0 AND %(divert)s)
+            AND coalesce(p.at <= r.now AND coalesce(p.until <= r.now, true), false) AS probe_due,
         p.probes AS probed
     FROM r CROSS JOIN way
         LEFT JOIN sendonce.account a ON a.name = way.name AND a.from_domain = '' AND a.paused_at IS NOT NULL
@@ -43,7 +46,11 @@ ways AS MATERIALIZED (
         LEFT JOIN sendonce.account d ON d.name = way.name AND d.from_domain = r.from_domain AND d.from_domain <> ''
             AND d.paused_at IS NOT NULL AND d.settings_digest = %(digests)s::jsonb ->> way.name
         CROSS JOIN LATERAL (
-            SELECT %(probe)s::text IS NOT NULL AND way.name = coalesce(%(probe_of)s::text, r.account) AS probes
+            SELECT %(probe)s::text IS NOT NULL AND way.name = coalesce(%(probe_of)s::text, r.account) AS probes,
+                CASE WHEN a.name IS NOT NULL THEN a.probe_until ELSE d.probe_until END AS until,
+                -- See accounts.take_probe: the mail that met the domain's last fault lets others go first.
+                CASE WHEN a.name IS NOT NULL THEN a.probe_at ELSE d.probe_at
+                    + CASE WHEN d.fault_email = r.id THEN %(yields)s ELSE 0 END * interval '1 second' END AS at
         ) p
 ),
 -- Its own account if that is open, or wants a probe; else the fallback, if that is open or wants one.
@@ -63,4 +70,10 @@ def params(
     ``probe`` is the From domain whose pause this claim passes as its probe, ``""`` for the whole account's;
     ``probe_of`` names the account, by default the mail's. ``divert``: leave the probe that is due to another mail.
     """
-    return {"fallbacks": Jsonb(dict(fallbacks)), "probe": probe, "probe_of": probe_of, "divert": divert}
+    return {
+        "fallbacks": Jsonb(dict(fallbacks)),
+        "probe": probe,
+        "probe_of": probe_of,
+        "divert": divert,
+        "yields": YIELD_SECONDS,
+    }

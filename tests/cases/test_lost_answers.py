@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sendonce.store import plan
 from sendonce.testing import http_misbehaviour, smtp_misbehaviour
 from sendonce.testing.smtp_misbehaviour import SmtpRule
 
@@ -19,6 +20,12 @@ lost = pytest.mark.parametrize("rule", LOST.values(), ids=LOST.keys())
 
 Lost = Callable[..., SmtpRule]
 Lane = Callable[..., "LanePolicy"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider that cannot be asked is not waited for so long."""
+    monkeypatch.setattr(plan, "ASKED_FIRST", 1.0)
 
 
 @lost

@@ -23,7 +23,7 @@ from sendonce import settings, starter, worker
 from sendonce.activities import upkeep
 from sendonce.cli import logs
 from sendonce.settings.transports import BUILT_IN, find
-from sendonce.store import Store, conclude, sweeps
+from sendonce.store import Store, conclude, plan, sweeps
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ QUICK: dict[tuple[Any, str], Any] = {
     (starter, "TASK_TIMEOUT"): timedelta(seconds=3),
     (worker, "UPKEEP_SECONDS"): upkeep.UPKEEP_SECONDS / 10,
     (conclude, "LOOK_UP_FIRST"): 1.0,
+    (plan, "ASKED_FIRST"): 4.0,
     (sweeps, "LAPSE_ALARM_SECONDS"): 2.0,
 }
 """Durations that nobody can set. What follows a crash waits for them, and is the same when they are shorter."""

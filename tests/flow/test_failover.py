@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sendonce.activities.transports.base import Gate, Job
+from sendonce.activities.transports.base import Capability, Gate, Job
 from sendonce.errors import InvalidEmail
-from sendonce.outcome import AccountFault, AttemptResult, Reply, Unanswered, same_for_all
+from sendonce.outcome import Accepted, AccountFault, AttemptResult, Refused, Reply, Unanswered, same_for_all
 from sendonce.workflows.port import Wake
 from tests.flow.conftest import ACCEPTED, answer, offer
 
 if TYPE_CHECKING:
-    from sendonce.activities.transports.base import Mail, Recipient, Rendering
+    from sendonce.activities.transports.base import Mail, Question, Recipient, Rendering
     from tests.flow.conftest import Flow, Relay
 
 REVOKED = answer(AccountFault(Reply(401, "", "key revoked"), retry_after=600.0))
@@ -83,8 +83,37 @@ async def test_what_the_fallback_cannot_carry_waits(flow: Flow, relay: type[Rela
     assert len(first.jobs) == 2
 
 
+async def test_what_went_by_a_former_fallback_is_asked_about(flow: Flow, relay: type[Relay]) -> None:
+    """The mail's own account cannot be asked, and the settings name no fallback any more."""
+
+    async def look_up(question: Question) -> dict[int, Accepted | Refused]:
+        return {recipient.ordinal: ACCEPTED for recipient in question.recipients}
+
+    first, second = relay(REVOKED), relay(answer(Unanswered()))
+    await flow.own_clock()
+    async with flow.worker(first, **accounts(first, second)):
+        await flow.enqueue("met-the-fault")
+        await flow.rows_until("SELECT 1 FROM sendonce.account WHERE paused_at IS NOT NULL")
+        key = await flow.enqueue("silent")
+        await flow.until_stage(key, "unknown")
+    second.capability = Capability(look_up="reference")
+    second.look_up = look_up  # type: ignore[attr-defined]
+    await flow.advance(60)
+    async with flow.worker(first, **accounts(first, second) | {"fallbacks": {}}):
+        await flow.until_stage(key, "sent")
+    assert len(second.jobs) == 1
+
+
 async def test_the_probe_goes_by_the_paused_account_and_ends_its_pause(flow: Flow, relay: type[Relay]) -> None:
-    first, second = relay(REVOKED, answer(ACCEPTED)), relay()
+    leased: list[dict[str, Any]] = []
+
+    async def probing(job: Job, gate: Gate) -> AttemptResult:
+        leased.extend(
+            await flow.rows("SELECT probe_until > sendonce.clock() + interval '660 s' AS covers FROM sendonce.account")
+        )
+        return await answer(ACCEPTED)(job, gate)
+
+    first, second = relay(REVOKED, probing, answer(ACCEPTED)), relay()
     await flow.own_clock()
     async with flow.worker(first, **accounts(first, second)):
         await flow.enqueue("met-the-fault")
@@ -99,3 +128,4 @@ async def test_the_probe_goes_by_the_paused_account_and_ends_its_pause(flow: Flo
         "SELECT a.account FROM sendonce.attempt a JOIN sendonce.email e ON e.id = a.email_id WHERE e.key = %s", [after]
     )
     assert rows == [{"account": "default"}]
+    assert leased == [{"covers": True}], "the answer timer of 10 minutes, and more"

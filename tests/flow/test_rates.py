@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from temporalio.client import Client
@@ -11,6 +12,9 @@ from sendonce.activities.failures import client_options
 from sendonce.outcome import AttemptResult, Deferred, Reply, same_for_all
 from sendonce.policy import DEFAULT_LANES
 from sendonce.rates import DomainLimit, Rate
+from sendonce.stages import Stage
+from sendonce.starter import start_now
+from sendonce.store.intake import Enqueued
 from sendonce.workflows.port import Wake
 from tests.flow.conftest import ACCEPTED, LANE, answer, offer
 
@@ -109,9 +113,34 @@ async def test_only_so_many_at_once_to_one_destination(flow: Flow, relay: type[R
     async with flow.worker(transport, domains=domains):
         slow = [await flow.enqueue(f"slow-{n}", to=[f"r{n}@slow.example"]) for n in range(6)]
         await flow.rows_until("SELECT 1 FROM sendonce.email WHERE stage = 'transmitting' HAVING count(*) = 2")
+        # One that was started past the starter is given back, and asks again.
+        past = Enqueued(flow.ids[slow[5]], slow[5], "default", "default", True, Stage.PENDING)
+        assert await start_now(flow.client, past, task_queue_prefix=flow.prefix)
         await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'destination_full'")
         quick = await flow.enqueue("quick", to=["bob@quick.example"])
         await flow.rows_until("SELECT 1 FROM sendonce.email WHERE stage = 'transmitting' AND key = %s", [quick])
         go.set()
         await asyncio.gather(*(flow.until_stage(key, "sent") for key in (*slow, quick)))
+        given_back = await flow.rows(
+            "SELECT DISTINCT e.key FROM sendonce.attempt a JOIN sendonce.email e ON e.id = a.email_id"
+            " WHERE a.ended_why = 'destination_full'"
+        )
     assert transport.most_at_once == 3
+    assert given_back == [{"key": slow[5]}], "the starter starts no more than there are places"
+
+
+async def test_scheduled_mail_uses_one_slot_each(flow: Flow, relay: type[Relay]) -> None:
+    soon = (datetime.now(UTC) + timedelta(seconds=3)).isoformat()
+    async with flow.worker(relay(), rates={"default": (Rate.parse("10/day"),)}):
+        keys = [await flow.enqueue(f"{n}", send_after=soon) for n in range(10)]
+        await asyncio.gather(*(flow.until_stage(key, "sent") for key in keys))
+
+
+async def test_many_tenants_with_mail_for_later_stand_in_nobodys_way(flow: Flow, relay: type[Relay]) -> None:
+    later = [
+        await flow.enqueue(f"later-{n}", fairness_key=f"a{n:02}", send_after="2099-01-01T00:00:00Z") for n in range(60)
+    ]
+    async with flow.worker(relay()):
+        now = await flow.enqueue("now", fairness_key="zed")
+        await flow.until_stage(now, "sent")
+        assert (await flow.email(later[0]))["started_at"] is None

@@ -16,6 +16,7 @@ from sendonce.outcome import Accepted, AccountFault, Deferred, NotOffered, Outco
 from sendonce.policy import RetryPolicy
 from sendonce.stages import Stage
 from sendonce.store import Store
+from sendonce.store.claims import PROBE_LEFT_SECONDS
 from sendonce.store.records import BeginRefused, Begun, Busy, Claimed, Finished, Held, NoSuchRow, Paused, Wait
 
 if TYPE_CHECKING:
@@ -377,14 +378,63 @@ async def test_only_the_probe_of_a_paused_account_puts_the_next_one_off(bench: B
     assert await bench.store.take_probe("default", NOBODY)
     await bench.store.account_fault("default", code=454, enhanced="4.7.0")
     assert not await bench.store.take_probe("default", NOBODY), "a straggler took the probe's lease away"
-    await bench.store.account_fault("default", code=454, enhanced="4.7.0", probe=True)
+    await bench.store.account_fault("default", code=454, enhanced="4.7.0", probe=True, email_id=NOBODY)
     await bench.advance(16)
     assert not await bench.store.take_probe("default", NOBODY)
     await bench.advance(15)
     assert await bench.store.take_probe("default", NOBODY)
-    await bench.store.give_probe_back("default")
+    await bench.store.give_probe_back("default", NOBODY)
     await bench.advance(16)
     assert await bench.store.take_probe("default", NOBODY)
+
+
+async def test_a_probe_that_overran_its_lease_speaks_for_itself_only(bench: Bench) -> None:
+    await bench.store.account_fault("default", code=454, enhanced="4.7.0")
+    late, other = uuid4(), uuid4()
+    await bench.advance(16)
+    assert await bench.store.take_probe("default", late)
+    await bench.advance(659)
+    assert not await bench.store.take_probe("default", other)
+    await bench.advance(2)
+    assert await bench.store.take_probe("default", other)
+    await bench.store.give_probe_back("default", late)
+    await bench.store.account_fault("default", code=454, enhanced="4.7.0", probe=True, email_id=late)
+    await bench.advance(60)
+    assert not await bench.store.take_probe("default", NOBODY), "the other one has it still"
+    assert await bench.rows("SELECT faults FROM sendonce.account") == [{"faults": 1}]
+    await bench.store.give_probe_back("default", other)
+    await bench.advance(16)
+    assert await bench.store.take_probe("default", NOBODY)
+    assert await bench.store.account_works("default"), "that it works is true whoever found out"
+    assert await bench.rows("SELECT probe_email FROM sendonce.account") == [{"probe_email": None}]
+
+
+async def test_the_probe_of_a_patient_lane_is_not_given_up_before_its_answer_timer(bench: Bench) -> None:
+    await bench.store.account_fault("default", code=454, enhanced="4.7.0")
+    await bench.advance(16)
+    assert await bench.store.take_probe("default", uuid4(), answer_seconds=3600.0)
+    await bench.advance(3700)
+    assert not await bench.store.take_probe("default", NOBODY)
+    await bench.advance(21)
+    assert await bench.store.take_probe("default", NOBODY)
+
+
+async def test_mails_wait_in_peace_while_a_probe_is_under_way(bench: Bench) -> None:
+    await bench.enqueue()
+    await bench.store.account_fault("default", code=454, enhanced="4.7.0")
+    await bench.advance(16)
+    assert await bench.store.take_probe("default", NOBODY)
+    for passed, seconds in ((0, 30), (640, 20), (17, 5)):
+        await bench.advance(passed)
+        answer = await bench.ask()
+        assert isinstance(answer, Paused)
+        assert not answer.probe_due
+        assert answer.seconds == pytest.approx(seconds, abs=1)
+    await bench.advance(4)
+    answer = await bench.ask()
+    assert isinstance(answer, Paused)
+    assert answer.probe_due
+    assert answer.seconds == PROBE_LEFT_SECONDS, "if it does not get the probe"
 
 
 async def test_a_pause_of_settings_that_are_gone_neither_stops_the_age_clock_nor_stays(bench: Bench) -> None:
@@ -423,7 +473,7 @@ async def test_the_age_clock_stands_while_the_account_is_paused(bench: Bench) ->
     for _ in range(6):
         await bench.advance(901)
         assert await bench.store.take_probe("default", NOBODY)
-        await bench.store.account_fault("default", code=401, enhanced="", probe=True)
+        await bench.store.account_fault("default", code=401, enhanced="", probe=True, email_id=NOBODY)
     await bench.store.account_works("default")
     claimed = await bench.claim()
     await bench.begin(claimed)

@@ -143,7 +143,7 @@ async def test_unknowns_to_decide_about(bench: Bench) -> None:
         await bench.enqueue(key)
         await bench.attempt(SILENCE, key)
         await bench.advance(100)
-    await bench.store.due_look_ups("default", 1)
+    await bench.store.due_look_ups("default", ["default"], 1)
     async with bench.pool.connection() as conn:
         found = await decisions.undecided(conn, "default")
         assert [(one.key, one.look_ups) for one in found] == [("old", 1), ("new", 0)]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
-from uuid import UUID
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
+import pytest
 from psycopg.types.json import Jsonb
 
-from sendonce.outcome import Deferred, Reply, Unanswered
+from sendonce.outcome import Accepted, Deferred, Reply, Unanswered
 from sendonce.starter import _take_turns
-from sendonce.store.records import Startable
+from sendonce.store import Store
+from sendonce.store import turns as turns_of_store
+from sendonce.store.records import Paused, Startable, Wait
+from sendonce.store.turns import KEYS, Turns
 
 if TYPE_CHECKING:
     from tests.store.conftest import Bench
@@ -39,7 +44,7 @@ async def test_only_what_is_due_within_a_minute_of_this_lane_oldest_first(bench:
 
 
 async def keys(bench: Bench, limit: int = 100, ceiling: int = 1000, **last: str) -> list[str]:
-    rows = await bench.store.unstarted("default", limit=limit, ceiling=ceiling, turns=last)
+    rows = await bench.store.unstarted("default", limit=limit, ceiling=ceiling, turns_taken=last)
     return sorted(row.key for row in rows)
 
 
@@ -49,9 +54,9 @@ async def test_mail_of_one_account_takes_turns(bench: Bench) -> None:
     for n in range(3):
         await bench.enqueue(f"small-{n}", fairness_key="small")
     await bench.enqueue("plain")
-    assert await keys(bench, 6) == ["big-00", "big-01", "plain", "small-0", "small-1"]
-    assert await keys(bench, 6) == ["big-02", "big-03", "big-04", "small-2"]
-    assert await keys(bench, 6) == [f"big-{n:02}" for n in range(5, 11)]
+    assert await keys(bench, 6) == ["big-00", "big-01", "big-02", "plain", "small-0", "small-1"]
+    assert await keys(bench, 6) == ["big-03", "big-04", "big-05", "big-06", "big-07", "small-2"]
+    assert await keys(bench, 6) == [f"big-{n:02}" for n in range(8, 14)]
 
 
 async def test_turns_go_round_when_there_are_more_than_places(bench: Bench) -> None:
@@ -65,17 +70,116 @@ async def test_turns_go_round_when_there_are_more_than_places(bench: Bench) -> N
     assert await keys(bench, ceiling=11, default="b") == ["c1", "d1"]
 
 
-async def test_whose_turn_is_last_is_kept_by_the_round() -> None:
-    def row(key: str) -> Startable:
-        return Startable(UUID(int=0), "k", "default", "default", key)
+async def around(bench: Bench, looks: int, **options: Any) -> list[str]:
+    """What a starter finds that goes on from where it was."""
+    kept: dict[str, str] = {}
+    found: list[str] = []
+    for _ in range(looks):
+        rows = await bench.store.unstarted("default", limit=20, ceiling=1000, turns_taken=kept, **options)
+        _take_turns(kept, rows, rows)
+        found += [row.key for row in rows]
+    return found
 
-    turns: dict[str, str] = {}
-    _take_turns(turns, [row("b"), row("a"), row("c")])
-    assert turns == {"default": "c"}
-    _take_turns(turns, [row("a"), row("d"), row("e")])
-    assert turns == {"default": "a"}, "it went round"
-    _take_turns(turns, [])
-    assert turns == {"default": "a"}
+
+@pytest.mark.parametrize("why", ["not due", "held", "domain paused", "destination full"])
+async def test_keys_without_mail_that_may_start_stand_in_nobodys_way(bench: Bench, why: str) -> None:
+    sender = "Other <shop@paused.example>" if why == "domain paused" else "shop@example.com"
+    to = ["a@full.example"] if why == "destination full" else ["a@example.org"]
+    later: dict[str, Any] = {"send_after": "2099-01-01T00:00:00Z"} if why == "not due" else {}
+    for n in range(KEYS + 5):
+        await bench.enqueue(f"k{n}", fairness_key=f"a{n:02}", sender=sender, to=to, **later)
+    if why == "held":
+        await bench.run("UPDATE sendonce.email SET held_why = 'template'")
+    if why == "domain paused":
+        await bench.store.account_fault("default", code=550, enhanced="", domain="paused.example", retry_after=600.0)
+    await bench.enqueue("due", fairness_key="zed")
+    first = await bench.store.unstarted("default", limit=20, ceiling=1000, domains_full={"default": ["full.example"]})
+    assert (list(first), first.all_keys, first.last_keys) == ([], False, {"default": f"a{KEYS - 1:02}"})
+    assert await around(bench, 2, domains_full={"default": ["full.example"]}) == ["due"]
+    again = await bench.store.unstarted("default", limit=20, ceiling=1000, turns_taken={"default": "zed"})
+    assert again.all_keys is False
+
+
+async def test_a_new_tenant_of_one_account_gets_a_turn_beside_another_account(bench: Bench) -> None:
+    for account in ("default", "second"):
+        for tenant in range(15):
+            for n in range(2):
+                await bench.enqueue(f"{account}-{tenant}-{n}", account=account, fairness_key=f"t{tenant:02}")
+    await bench.advance(100)
+    await bench.enqueue("new", fairness_key="t99")
+    assert "new" in await around(bench, 3)
+
+
+async def test_a_scheduled_backlog_is_not_started_as_a_whole_in_the_minute_before(bench: Bench) -> None:
+    now = (await bench.rows("SELECT sendonce.clock() AS now"))[0]["now"]
+    for n in range(10):
+        await bench.enqueue(f"k{n}", send_after=(now + timedelta(seconds=30)).isoformat())
+    assert len(await bench.store.unstarted("default", limit=20, ceiling=4)) == 4
+    assert len(await bench.store.unstarted("default", limit=20, ceiling=4)) == 0
+    assert isinstance(await bench.ask("k0"), Wait)
+    assert len(await bench.store.unstarted("default", limit=20, ceiling=4)) == 0
+
+
+async def test_who_waits_for_a_paused_domain_takes_no_place(bench: Bench) -> None:
+    for n in range(5):
+        await bench.enqueue(f"bad-{n}", sender="shop@bad.example")
+    assert len(await bench.store.unstarted("default", limit=20, ceiling=5)) == 5
+    await bench.store.account_fault("default", code=550, enhanced="", domain="bad.example", retry_after=600.0)
+    assert isinstance(await bench.ask("bad-0"), Paused)
+    await bench.enqueue("good")
+    assert await keys(bench, ceiling=5) == ["good"]
+
+
+async def test_a_domain_that_the_fallback_may_not_send_from_takes_no_place_either(bench: Bench) -> None:
+    bench.store = Store(bench.pool, {"default": "settings-1", "second": "s"}, {"default": "second"})
+    await bench.store.account_fault("default", code=401, enhanced="", retry_after=600.0)
+    await bench.store.account_fault("second", code=550, enhanced="", domain="bad.example", retry_after=600.0)
+    for n in range(5):
+        await bench.enqueue(f"bad-{n}", sender="shop@bad.example")
+    await bench.enqueue("good")
+    got = await bench.store.unstarted("default", limit=20, ceiling=5)
+    assert [(row.key, row.account, row.route) for row in got] == [("good", "default", "second")]
+
+
+async def test_only_so_many_to_one_destination(bench: Bench) -> None:
+    bench.store = Store(bench.pool, {"default": "settings-1"}, at_once={"default": {"slow.example": 2}})
+    for n in range(5):
+        await bench.enqueue(f"slow-{n}", to=[f"r{n}@slow.example", f"r{n}@other.example"])
+    await bench.enqueue("quick", to=["bob@quick.example"])
+    assert await keys(bench) == ["quick", "slow-0", "slow-1"]
+    assert await keys(bench) == []
+    claimed = await bench.claim("slow-0")
+    await bench.begin(claimed)
+    assert await keys(bench) == []
+    await bench.settle(claimed, Accepted(Reply(250)))
+    assert await keys(bench) == ["slow-2"]
+
+
+async def test_a_cap_is_for_one_call(bench: Bench) -> None:
+    for n in range(5):
+        await bench.enqueue(f"k{n}")
+    assert len(await bench.store.unstarted("default", limit=20, ceiling=5, caps={"default": 2})) == 2
+    assert len(await bench.store.unstarted("default", limit=20, ceiling=5, caps={"other": 2})) == 3
+
+
+def test_whose_turn_was_the_last() -> None:
+    def row(key: str, account: str = "default") -> Startable:
+        return Startable(uuid4(), "k", account, "default", key)
+
+    kept: dict[str, str] = {}
+
+    def take(*found: Startable, started: int, **last_keys: str) -> dict[str, str]:
+        turns = Turns()
+        turns.extend(found)
+        turns.last_keys = last_keys
+        _take_turns(kept, turns, found[:started])
+        return kept
+
+    assert take(row("b"), row("c"), started=2, default="d") == {"default": "c"}
+    assert take(row("d"), row("e"), started=1, default="f") == {"default": "d"}, "e had no slot, and is the next"
+    assert take(row("e"), started=0, default="f") == {"default": "d"}
+    assert take(started=0, default="m", second="x") == {"default": "m", "second": "x"}, "nothing there could be started"
+    assert take(row("a"), started=1, default="a", second="y") == {"default": "a", "second": "y"}
 
 
 async def test_the_ceiling_counts_flights_and_started_and_due_but_no_sleepers(bench: Bench) -> None:
@@ -239,8 +343,31 @@ async def plan(bench: Bench, query: str, params: dict[str, object]) -> str:
     return "\n".join(str(row["QUERY PLAN"]) for row in rows)
 
 
+async def test_a_due_backlog_is_not_read_through(bench: Bench) -> None:
+    await bench.run(
+        "INSERT INTO sendonce.email (id, account, key, lane, fairness_key, created_at, next_attempt_at)"
+        " SELECT gen_random_uuid(), 'default', 'f' || n, 'default', 't' || n % 3, sendonce.clock(),"
+        "   sendonce.clock() - n * interval '1 second' FROM generate_series(1, 20000) n"
+    )
+    await bench.run("ANALYZE sendonce.email")
+    params = {"lane": "default", "limit": 20, "ceiling": 20, "full": [], "ahead": 60.0, "turns": Jsonb({})}
+    params |= {"domains_full": Jsonb({}), "caps": Jsonb({}), "paced": [], "at_once": Jsonb({})}
+    params |= {"accounts": [], "digests": [], "fallbacks": []}
+    async with bench.pool.connection() as conn, conn.transaction():
+        await conn.execute(turns_of_store.IN_ORDER)
+        explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {turns_of_store._UNSTARTED}"
+        plan = await (await conn.execute(explain.encode(), params)).fetchone()
+    assert plan is not None
+
+    def read(node: dict[str, Any]) -> list[int]:
+        here = [node["Actual Rows"] * node["Actual Loops"]] if node.get("Relation Name") == "email" else []
+        return here + [count for child in node.get("Plans", []) for count in read(child)]
+
+    assert max(read(plan[0][0]["Plan"])) <= 200
+
+
 async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> None:
-    from sendonce.store import claims, dispatch, leases, mail, offers, routes, sweeps
+    from sendonce.store import claims, dispatch, leases, mail, offers, routes, sweeps, turns
 
     await bench.run(
         "INSERT INTO sendonce.email (id, account, key, lane, stage, created_at, next_attempt_at, started_at, seen_at)"
@@ -255,14 +382,10 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
     accounts = {"accounts": ["default"], "digests": ["settings-1"], "fallbacks": ["second"]}
     cases: dict[str, tuple[str, dict[str, object]]] = {
         "unstarted": (
-            dispatch._UNSTARTED,
+            turns._UNSTARTED,
             {"lane": "default", "limit": 20, "ceiling": 20, "full": [], "ahead": 60.0, "turns": Jsonb({"default": "a"})}
-            | accounts,
-        ),
-        "unstarted elsewhere": (
-            dispatch._UNSTARTED_ELSEWHERE,
-            {"lane": "default", "limit": 20, "ceiling": 20, "full": [], "ahead": 60.0, "turns": Jsonb({})}
-            | {"domains_full": Jsonb({"default": ["example.org"]})}
+            | {"domains_full": Jsonb({"default": ["example.org"]}), "caps": Jsonb({}), "paced": ["default"]}
+            | {"at_once": Jsonb({"default": {"example.net": 5}})}
             | accounts,
         ),
         "overdue": (dispatch._OVERDUE, {"lane": "default", "limit": 20, "after": 60.0} | accounts),

@@ -12,6 +12,7 @@ import pytest
 from sendonce.outcome import Accepted, AccountFault, Deferred, NotOffered, Refused, Reply, Unanswered
 from sendonce.policy import RetryPolicy
 from sendonce.stages import Proof, Stage
+from sendonce.store import plan
 from sendonce.store.records import BeginRefused, Begun, Busy, Finished, Held, NoSuchRow, Standing, Wait
 
 if TYPE_CHECKING:
@@ -106,6 +107,18 @@ async def test_policy_resend_offers_once_more_after_the_answer_timer_and_then_ho
     assert await bench.open_alarms() == ["unknown"]
     await bench.advance(100_000)
     assert isinstance(await bench.ask(), Held)
+
+
+async def test_a_provider_that_can_be_asked_is_asked_before_the_resend(bench: Bench) -> None:
+    await bench.enqueue(unknown="resend")
+    claimed = await bench.claim()
+    await bench.begin(claimed, answer_seconds=1.0)
+    await bench.advance(700)  # nobody was there for long: the answer timer has passed when the silence is seen
+    answer = await bench.settle(claimed, Unanswered())
+    assert isinstance(answer, Wait)
+    assert answer.seconds >= plan.ASKED_FIRST
+    row = (await bench.rows("SELECT look_up_at < next_attempt_at AS asked_first FROM sendonce.email"))[0]
+    assert row["asked_first"]
 
 
 async def test_a_replay_repeats_the_generation_exactly_within_the_window(bench: Bench) -> None:

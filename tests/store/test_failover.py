@@ -210,7 +210,10 @@ async def test_look_ups_ask_the_account_of_the_offer(two: Bench) -> None:
     await two.begin(claimed, identity="smtp:two")
     await two.settle(claimed, Unanswered())
     await two.advance(3600)
-    (question,) = await two.store.due_look_ups("default", 10)
+    assert await two.store.due_look_ups("default", ["default", "third"], 10) == []
+    # Whether or not it is the fallback still.
+    two.store = Store(two.pool, DIGESTS)
+    (question,) = await two.store.due_look_ups("default", ["second"], 10)
     assert (question.account, question.via, question.identity) == ("default", "second", "smtp:two")
 
 
@@ -230,6 +233,27 @@ async def test_events_of_the_account_of_the_offer_are_joined(two: Bench) -> None
     rows = await two.rows("SELECT event_id, email_id FROM sendonce.event ORDER BY event_id")
     assert [row["email_id"] for row in rows] == [None, email_id], "the other mail never went by that account"
     assert (await two.email())["stage"] == "sent"
+
+
+@pytest.mark.parametrize("account", ["default", "second"])
+@pytest.mark.parametrize("first", ["answer", "event"])
+async def test_a_providers_id_is_one_of_the_account_that_gave_it(two: Bench, account: str, first: str) -> None:
+    """The account that the mail did not go by may have given the same id to a mail of its own."""
+    await two.enqueue()
+    await pause(two)
+    claimed = await two.claim()
+    await two.begin(claimed, identity="smtp:two")
+    terms = Terms(DEFAULT_LANES, "test")
+    bounce = Event(source="resend", event_id="1", kind=EventKind.BOUNCED, provider_id="17")
+    if first == "answer":
+        await two.settle(claimed, Accepted(Reply(200), "17"))
+    await two.store.record_events(account, [bounce], terms)
+    if first == "event":
+        await two.settle(claimed, Accepted(Reply(200), "17"))
+        await two.store.join_parked_events({}, terms)
+    its = account == "second"
+    assert await two.rows("SELECT delivery FROM sendonce.recipient") == [{"delivery": "bounced" if its else None}]
+    assert len(await two.rows("SELECT FROM sendonce.suppression")) == its
 
 
 async def test_an_event_of_one_account_proves_nothing_about_another_offer(two: Bench) -> None:

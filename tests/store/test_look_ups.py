@@ -15,8 +15,8 @@ OK = Accepted(Reply(200), "P1")
 SILENCE = Unanswered()
 
 
-async def due(bench: Bench, account: str = "default") -> list[LookUp]:
-    return await bench.store.due_look_ups(account, 10)
+async def due(bench: Bench, account: str = "default", askable: str = "default") -> list[LookUp]:
+    return await bench.store.due_look_ups(account, [askable], 10)
 
 
 async def test_only_unknowns_are_asked_about_and_each_of_them_at_its_time(bench: Bench) -> None:

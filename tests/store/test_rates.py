@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
-from sendonce.outcome import Accepted, Reply, Unanswered
+from sendonce.outcome import Accepted, Deferred, Reply, Unanswered
+from sendonce.pace import Pace
 from sendonce.rates import Rate, shares
+from sendonce.stages import Stage
+from sendonce.starter import _take_turns
 from sendonce.store import Store
 from sendonce.store.records import Claimed, Finished, NoSlot, Wait
+from tests.store.conftest import LANE
 
 if TYPE_CHECKING:
     from tests.store.conftest import Bench
@@ -27,8 +33,7 @@ def with_rates(bench: Bench, *rates: str, fallback: bool = False, **domains: str
     for name, rate in domains.items():
         pools[f"default@{name}.example"] = shares([Rate.parse(rate)], {})
     digests = {"default": "settings-1", "second": "settings-2"}
-    limited = {"default": [f"{name}.example" for name in domains]}
-    return Store(bench.pool, digests, {"default": "second"} if fallback else {}, pools, limited)
+    return Store(bench.pool, digests, {"default": "second"} if fallback else {}, pools)
 
 
 @pytest.fixture
@@ -59,9 +64,9 @@ async def test_a_code_finds_a_slot_however_many_bulk_mails_took_theirs(paced: Be
 
 async def test_a_claim_needs_a_slot(paced: Bench) -> None:
     await paced.enqueue()
-    assert await paced.ask() == NoSlot("default")
+    assert await paced.ask() == NoSlot("default", ("example.org",))
     assert (await paced.email())["seen_at"] is not None
-    assert await paced.ask(slot="other") == NoSlot("default")
+    assert await paced.ask(slot="other") == NoSlot("default", ("example.org",))
     assert isinstance(await paced.ask(slot="default"), Claimed)
 
 
@@ -75,14 +80,14 @@ async def test_a_slot_that_the_starter_took_serves_one_claim(paced: Bench) -> No
     await paced.store.mark_slots("default", {email_id: 0.5})
     claimed = await paced.claim()
     await paced.store.release(claimed.email_id, claimed.attempt_id, why="test", actor="w1")
-    assert await paced.ask() == NoSlot("default")
+    assert await paced.ask() == NoSlot("default", ("example.org",))
 
 
 async def test_a_slot_is_void_two_seconds_after_its_time(paced: Bench) -> None:
     email_id = await paced.enqueue()
     await paced.store.mark_slots("default", {email_id: 0.5})
     await paced.advance(2.6)
-    assert await paced.ask() == NoSlot("default")
+    assert await paced.ask() == NoSlot("default", ("example.org",))
 
 
 async def test_a_slot_of_one_account_is_none_of_its_fallback(bench: Bench) -> None:
@@ -91,7 +96,7 @@ async def test_a_slot_of_one_account_is_none_of_its_fallback(bench: Bench) -> No
     email_id = await bench.enqueue()
     await bench.store.mark_slots("default", {email_id: 0.5})
     await bench.store.account_fault("default", code=401, enhanced="")
-    assert await bench.ask() == NoSlot("second")
+    assert await bench.ask() == NoSlot("second", ("example.org",))
 
 
 async def test_a_probe_needs_none(paced: Bench) -> None:
@@ -108,18 +113,18 @@ async def test_a_replay_needs_one_too(paced: Bench) -> None:
     await paced.begin(claimed, key_window=86400.0)
     await paced.settle(claimed, Unanswered())
     await paced.advance(31)
-    assert await paced.ask() == NoSlot("default")
+    assert await paced.ask() == NoSlot("default", ("example.org",))
     again = await paced.claim(slot="default")
     assert again.mode == "replay"
 
 
 async def test_a_mail_without_a_slot_is_due_when_there_is_one(paced: Bench) -> None:
     email_id = await paced.enqueue()
-    await paced.store.put_off(email_id, 40.0)
+    await paced.store.put_off(email_id, 40.0, lane=LANE, actor="w1")
     answer = await paced.ask()
     assert isinstance(answer, Wait)
     assert 39 < answer.seconds <= 40
-    await paced.store.put_off(email_id, 4000.0)
+    await paced.store.put_off(email_id, 4000.0, lane=LANE, actor="w1")
     again = await paced.ask()
     assert isinstance(again, Wait)
     assert again.seconds <= answer.seconds, "it was not due, and is not put off"
@@ -140,11 +145,11 @@ async def test_a_limited_destination_needs_a_slot_of_its_own(bench: Bench) -> No
     bench.store = with_rates(bench, slow="2/min burst 2")
     await bench.enqueue("there", to=["ann@slow.example", "ann@SLOW.example", "bob@quick.example"])
     await bench.enqueue("elsewhere", to=["bob@quick.example"])
-    assert await bench.ask("there") == NoSlot("default", ("slow.example",))
+    assert await bench.ask("there") == NoSlot("default", ("quick.example", "slow.example"))
     assert bench.store.limits("default", ["slow.example", "quick.example"]) == ("default@slow.example",)
     claimed = await bench.claim("there", slot="default")
-    assert claimed.limited == ("slow.example",)
-    assert (await bench.claim("elsewhere")).limited == ()
+    assert claimed.to_domains == ("quick.example", "slow.example")
+    await bench.claim("elsewhere")
 
 
 async def test_destination_and_account_must_both_have_slots(bench: Bench) -> None:
@@ -172,9 +177,100 @@ async def test_mail_to_a_full_destination_is_passed_over(bench: Bench) -> None:
 async def test_a_deadline_comes_before_the_slot(paced: Bench) -> None:
     now = (await paced.rows("SELECT sendonce.clock() AS now"))[0]["now"]
     email_id = await paced.enqueue(expires_at=(now + timedelta(seconds=20)).isoformat())
-    await paced.store.put_off(email_id, 4000.0)
+    await paced.store.put_off(email_id, 4000.0, lane=LANE, actor="w1")
     answer = await paced.ask()
     assert isinstance(answer, Wait)
     assert answer.seconds <= 20
     await paced.advance(21)
     assert isinstance(await paced.ask(), Finished)
+
+
+async def test_what_only_one_of_two_has_stays(bench: Bench) -> None:
+    bench.store = with_rates(bench, "1/s", slow="100/day")
+    names = bench.store.limits("default", ["slow.example"])
+    for _ in range(5):
+        assert len((await bench.store.take_slots(names, "bulk", 20)).delays) == 1
+        await bench.advance(1.02)
+    alone = await bench.store.take_slots(["default@slow.example"], "bulk", 200)
+    assert len(alone.delays) == 95
+
+
+async def test_who_is_too_old_at_the_time_of_the_slot_is_given_up(paced: Bench) -> None:
+    lane = replace(LANE, retry=replace(LANE.retry, max_age=1800.0))
+    email_id = await paced.enqueue()
+    claimed = await paced.claim(slot="default")
+    await paced.begin(claimed)
+    await paced.settle(claimed, Deferred(Reply(451, "4.7.1")))
+    await paced.advance(31)
+    standing = await paced.store.put_off(email_id, 600.0, lane=lane, actor="w1")
+    assert isinstance(standing, Wait)
+    await paced.advance(601)
+    standing = await paced.store.put_off(email_id, 1700.0, lane=lane, actor="w1")
+    assert isinstance(standing, Finished)
+    assert standing.stage is Stage.DEAD
+
+
+async def test_a_diverted_mail_takes_slots_of_the_account_it_goes_by(bench: Bench) -> None:
+    bench.store = with_rates(bench, "5/day", fallback=True)
+    await bench.store.take_slots(["default"], "bulk", 10)
+    await bench.store.account_fault("default", code=429, enhanced="", retry_after=600.0)
+    for n in range(3):
+        await bench.enqueue(f"k{n}")
+    rows = await bench.store.unstarted("default", limit=20, ceiling=20)
+    assert [row.route for row in rows] == ["second"] * 3
+    assert [delay for _, delay in await Pace(bench.store).with_slots("default", rows)] == [0.0] * 3
+
+
+async def start(bench: Bench, pace: Pace, turns: dict[str, str]) -> list[str]:
+    """What a starter does at one look, as far as the store is concerned."""
+    rows = await bench.store.unstarted(
+        "default", limit=20, ceiling=1000, turns_taken=turns, caps=pace.caps("default"), accounts_full=[]
+    )
+    startable = await pace.with_slots("default", rows)
+    _take_turns(turns, rows, [row for row, _ in startable])
+    return [row.key for row, _ in startable]
+
+
+async def test_under_a_rate_everybody_gets_a_turn(bench: Bench) -> None:
+    bench.store = with_rates(bench, "1/s")
+    for n in range(20):
+        await bench.enqueue(f"big-{n}", fairness_key="big")
+    for n in range(3):
+        await bench.enqueue(f"small-{n}", fairness_key="small")
+    pace, turns = Pace(bench.store), dict[str, str]()
+    started: list[str] = []
+    while len(started) < 6:
+        started += await start(bench, pace, turns)
+        await bench.advance(1.02)
+    assert started == ["big-0", "small-0", "big-1", "small-1", "big-2", "small-2"]
+
+
+async def test_few_rows_are_stamped_in_vain(bench: Bench) -> None:
+    bench.store = with_rates(bench, "1/s")
+    for n in range(20):
+        await bench.enqueue(f"k{n:02}")
+    pace = Pace(bench.store)
+    assert pace.caps("default") == {}
+    assert await start(bench, pace, {}) == ["k00"]
+    assert pace.caps("default") == {"default": 2}
+    assert pace.without_slots("default") == ["default"]
+    assert pace.without_slots("bulk") == []
+    stamped = await bench.rows("SELECT count(*) AS n FROM sendonce.email WHERE started_at IS NOT NULL")
+    assert stamped == [{"n": 1}], "those without a slot wait for a starter again"
+
+
+async def test_mail_with_rates_is_not_started_before_it_is_due(paced: Bench) -> None:
+    now = (await paced.rows("SELECT sendonce.clock() AS now"))[0]["now"]
+    await paced.enqueue(send_after=(now + timedelta(seconds=30)).isoformat())
+    assert await start(paced, Pace(paced.store), {}) == []
+    await paced.advance(31)
+    assert await start(paced, Pace(paced.store), {}) == ["k1"]
+
+
+async def test_what_cannot_be_given_slots_is_given_back(paced: Bench) -> None:
+    await paced.enqueue()
+    rows = await paced.store.unstarted("default", limit=20, ceiling=20)
+    await paced.run("ALTER TABLE sendonce.rate RENAME TO gone")
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        await Pace(paced.store).with_slots("default", rows)
+    assert (await paced.email())["started_at"] is None

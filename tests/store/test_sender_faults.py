@@ -59,7 +59,14 @@ async def test_the_mail_that_met_the_fault_lets_others_probe_first(bench: Bench)
     domain = "example.com"
     assert not await bench.store.take_probe("default", bench.ids["a"], domain=domain)
     assert await bench.store.take_probe("default", bench.ids["b"], domain=domain)
-    await bench.store.give_probe_back("default", domain=domain)
+    await bench.store.give_probe_back("default", bench.ids["b"], domain=domain)
+    answer = await bench.ask("a")
+    assert isinstance(answer, Paused)
+    assert not answer.probe_due, "it would be refused the probe, and ask again and again"
+    assert 30 < answer.seconds <= 32
+    answer = await bench.ask("b")
+    assert isinstance(answer, Paused)
+    assert answer.seconds <= 2
     await bench.advance(46)
     assert await bench.store.take_probe("default", bench.ids["a"], domain=domain), "with nobody else it probes itself"
 

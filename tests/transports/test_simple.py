@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from sendonce.activities.transports import simple_attempt
+from sendonce.activities.transports import simple, simple_attempt
 from sendonce.activities.transports.base import Asked, Fenced, Job, Recipient, StoreAway
 from sendonce.activities.transports.simple_contract import place_of
 from sendonce.activities.transports.smtp import SmtpSettings, SmtpTransport
@@ -279,7 +279,7 @@ class Stubborn:
 
     def __init__(self, *, then: Any) -> None:
         self.then = then
-        self.started, self.end, self.cancelled = asyncio.Event(), asyncio.Event(), 0
+        self.started, self.interrupted, self.end, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event(), 0
 
     async def __call__(self, _: Any = None) -> Any:
         self.started.set()
@@ -288,10 +288,11 @@ class Stubborn:
                 await self.end.wait()
             except asyncio.CancelledError:
                 self.cancelled += 1
+                self.interrupted.set()
         return await says(lambda: self.then)(...)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("then", ["id-1", RetryLater()])
+@pytest.mark.parametrize("then", ["id-1", RetryLater(), {A: RetryLater()}])
 async def test_code_that_swallows_its_cancellation_does_not_hold_the_attempt(then: Any) -> None:
     send = Stubborn(then=then)
     transport = Own()
@@ -329,8 +330,8 @@ async def test_an_attempt_that_is_cut_waits_a_moment_for_such_code_and_no_longer
         await transport.close()
 
 
-async def cut(send: Stubborn) -> AttemptResult:
-    transport = Own(send)
+async def cut(send: Stubborn, made: type[Own] = Own) -> AttemptResult:
+    transport = made(send)
     task = asyncio.create_task(transport.transmit(make_job(transport, mail()), RecordingGate()))
     await send.started.wait()
     task.cancel()
@@ -347,9 +348,41 @@ async def test_what_interrupted_code_says_is_no_answer(said: Exception) -> None:
         await cut(Stubborn(then=said))
 
 
+@pytest.mark.parametrize("made", [Own, NoIds])
+@pytest.mark.parametrize(
+    "said", [None, "", False, object(), {}, {A: RetryLater(), B: PermanentError(550)}, {A: None, B: ""}]
+)
+async def test_nor_is_what_it_returns(made: type[Own], said: object) -> None:
+    with pytest.raises(asyncio.CancelledError):
+        await cut(Stubborn(then=said), made)
+
+
 async def test_but_an_id_in_hand_is() -> None:
-    result = await cut(Stubborn(then="id-1"))
-    assert result.outcomes[0] == Accepted(Reply(), "id-1")
+    for said in ("id-1", 17, {A: "id-1", B: "id-1"}):
+        result = await cut(Stubborn(then=said))
+        assert {one.kind for one in result.outcomes.values()} == {"accepted"}
+
+
+@pytest.mark.parametrize("other", [RetryLater(), PermanentError(550), None])
+async def test_and_an_id_for_some_is_nothing_for_the_others(other: object) -> None:
+    for made in (Own, NoIds):
+        outcomes = (await cut(Stubborn(then={A: "id-1", B: other}), made)).outcomes
+        assert outcomes[0] == Accepted(Reply(), "id-1")
+        assert (outcomes[1].kind, "told to stop" in outcomes[1].reply.text) == ("unanswered", True)
+
+
+async def test_what_code_says_that_is_cut_as_its_account_closes_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simple, "CLOSE_SECONDS", 0.05)
+    send = Stubborn(then=RetryLater())
+    transport = Own(send)
+    task = asyncio.create_task(transport.transmit(make_job(transport, mail()), RecordingGate()))
+    await send.started.wait()
+    closing = asyncio.create_task(transport.close())
+    await send.interrupted.wait()
+    send.end.set()
+    await closing
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_prepare_has_its_time() -> None:
@@ -669,6 +702,9 @@ QUESTION = Question("id-k1", "k1", "<k1@x>", "p.k1.1", CREATED_AT, (Recipient(0,
             {0: Refused(Reply(550)), 3: Accepted(Reply(), "id-2")},
         ),
         ({A: None, B: RetryLater()}, {}),
+        (17, {0: Accepted(Reply(), "17"), 3: Accepted(Reply(), "17")}),
+        ({A: 17, B: True}, {0: Accepted(Reply(), "17")}),
+        (object(), {}),
     ],
 )
 async def test_what_the_provider_knows(answer: Any, expected: dict[int, Outcome]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -104,8 +105,8 @@ def test_a_lane_with_a_share_may_take_the_common_slots_and_nobody_takes_its_own(
 
 
 def test_a_share_of_less_than_one_is_none() -> None:
-    assert shares([Rate.parse("2/s")], {"critical": 0.2}) == {COMMON: [Rate(2, 1.0, 1)]}
-    assert shares([Rate.parse("10/s"), Rate.parse("3/min")], {"critical": 0.2}).keys() == {COMMON}
+    assert shares([Rate.parse("2/s")], {"critical": 0.2}).parts == {COMMON: (Rate(2, 1.0, 1),)}
+    assert shares([Rate.parse("10/s"), Rate.parse("3/min")], {"critical": 0.2}).parts.keys() == {COMMON}
     with pytest.raises(ConfigurationError, match="leave nothing"):
         shares([Rate.parse("10/s")], {"critical": 0.5, "default": 0.5})
 
@@ -114,6 +115,45 @@ def test_a_rate_that_changes_goes_on_with_what_was_used() -> None:
     _, state = reserve({}, shares([Rate.parse("100/h")], {}), "default", 100, T0)
     slots, _ = reserve(state, shares([Rate.parse("110/h")], {}), "default", 100, T0 + 1)
     assert len(slots.at) == 10
+
+
+def test_other_shares_give_nobody_more_than_the_rate() -> None:
+    rate = Rate.parse("10/day")
+    state: dict[str, Any] = {}
+    got = 0
+    for step, wanted in enumerate([{"critical": 0.4}, {}, {"critical": 0.4}, {"bulk": 0.5}]):
+        for lane in ("critical", "default", "bulk"):
+            slots, state = reserve(state, shares([rate], wanted), lane, 100, T0 + step)
+            got += len(slots.at)
+    assert got == 10
+
+
+def test_a_process_that_does_not_know_a_rate_keeps_what_was_used_of_it() -> None:
+    new, old = shares([Rate.parse("14/s"), Rate.parse("10/day")], {}), shares([Rate.parse("14/s")], {})
+    state: dict[str, Any] = {}
+    got = 0
+    for step in range(20):
+        slots, state = reserve(state, new, "default", 5, T0 + step * 10)
+        got += len(slots.at)
+        _, state = reserve(state, old, "default", 5, T0 + step * 10 + 5)
+    assert got == 10
+
+
+def test_what_counts_no_more_is_not_kept() -> None:
+    _, state = reserve({}, shares([Rate.parse("10/min")], {"bulk": 0.5}), "bulk", 10, T0)
+    assert state.keys() == {"*", "bulk", COMMON}
+    _, state = reserve(state, shares([Rate.parse("10/s")], {}), "bulk", 1, T0 + 200)
+    assert {pool: list(windows) for pool, windows in state.items()} == {"*": ["1"], COMMON: ["1"]}
+
+
+@pytest.mark.parametrize("step", [-600.0, -5.0, 600.0])
+def test_a_clock_that_steps_stops_nobody_for_longer_than_a_window(step: float) -> None:
+    pools = shares([Rate.parse("14/s")], {"critical": 0.2})
+    _, state = reserve({}, pools, "default", 100, T0)
+    slots, state = reserve(state, pools, "default", 1, T0 + step)
+    assert slots.next_at <= T0 + step + 1.1
+    slots, _ = reserve(state, pools, "default", 1, slots.next_at)
+    assert len(slots.at) == 1
 
 
 RATES = st.builds(
@@ -130,15 +170,15 @@ ASKS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(rates=st.lists(RATES, min_size=1, max_size=3, unique_by=lambda rate: rate.seconds), asks=ASKS)
 def test_no_window_ever_holds_more_than_the_rate(rates: list[Rate], asks: list[tuple[str, int, float]]) -> None:
-    try:
-        pools = shares(rates, {"critical": 0.3, "bulk": 0.2})
-    except ConfigurationError:
-        pools = shares(rates, {})
+    pools = [shares(rates, {})]
+    with suppress(ConfigurationError):
+        pools.append(shares(rates, {"critical": 0.3, "bulk": 0.2}))
     state: dict[str, Any] = {}
     times: list[float] = []
     now = T0
-    for lane, wanted, pause in asks:
-        slots, state = reserve(state, pools, lane, wanted, now)
+    for number, (lane, wanted, pause) in enumerate(asks):
+        # The settings change all the time.
+        slots, state = reserve(state, pools[number % len(pools)], lane, wanted, now)
         assert len(slots.at) <= wanted
         assert all(now <= at <= now + AHEAD_SECONDS for at in slots.at)
         assert slots.next_at >= now

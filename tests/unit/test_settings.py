@@ -506,7 +506,7 @@ def test_rates_are_read(file: Path) -> None:
         assert message.startswith("[accounts.default] rates")
         assert words in message
     shares = load(file, text + "[lanes.bulk]\nrate_share = 0.9\n")
-    with pytest.raises(ConfigurationError, match="leave nothing"):
+    with pytest.raises(ConfigurationError, match=r"rates of default: .* leave nothing .*critical 0.2.* bulk 0.9"):
         settings.build_worker_config(shares, settings.build_transports(shares))
 
 

@@ -28,10 +28,11 @@ from sendonce.activities.transports.simple_contract import (
     SendError,
     SimpleMail,
     SimpleSettings,
+    id_of,
 )
 from sendonce.errors import ConfigurationError, InvalidEmail
 from sendonce.message import OutgoingEmail
-from sendonce.outcome import Accepted, AttemptResult, Refused, Reply, storable
+from sendonce.outcome import Accepted, AttemptResult, Refused, Reply
 
 __all__ = ["SimpleTransport"]
 
@@ -61,7 +62,7 @@ class SimpleTransport(ABC, Generic[_Settings]):
     def __init__(self, settings: _Settings) -> None:
         """Raises ConfigurationError, naming everything that is wrong, for a class that does not keep the contract."""
         self.settings = settings
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._attempts: dict[asyncio.Task[None], Attempt] = {}
         if wrong := _wrong(self):
             raise ConfigurationError(f"{type(self).__name__}: {'; '.join(wrong)}")
 
@@ -85,13 +86,14 @@ class SimpleTransport(ABC, Generic[_Settings]):
         return None
 
     @abstractmethod
-    async def send(self, mail: SimpleMail) -> str | Mapping[str, str | SendError | None] | None:
-        """Make the call, once, and return the provider's id; None where it gives none.
+    async def send(self, mail: SimpleMail) -> str | int | Mapping[str, str | int | SendError | None] | None:
+        """Make the call, once, and return the provider's id, a text or a number; None where it gives none.
 
         Or, for a provider that answers by recipient (``capability.per_recipient``), a mapping from each mailbox of
         ``mail.recipients`` to its id or to an exception of the contract, not raised.
 
-        Called once per attempt, for at most the lane's ``answer_seconds``; then it is cancelled.
+        Called once per attempt, for at most the lane's ``answer_seconds``; then the mail is unknown and the call is
+        cancelled. One that is cut before its time, as the worker ends, can still return an id; nothing else counts.
         """
 
     def request(self, mail: SimpleMail) -> bytes:
@@ -111,7 +113,10 @@ class SimpleTransport(ABC, Generic[_Settings]):
         """
         return nullcontext()
 
-    async def ask(self, question: Question) -> str | Mapping[str, str | PermanentError] | None:  # noqa: ARG002
+    async def ask(
+        self,
+        question: Question,  # noqa: ARG002
+    ) -> str | int | Mapping[str, str | int | PermanentError | None] | None:
         """Ask the provider what became of an offer that was not answered; reads only. Needs ``capability.look_up``.
 
         Returns its id for the mail; or what became of it by mailbox, where a PermanentError says that it was refused;
@@ -124,10 +129,10 @@ class SimpleTransport(ABC, Generic[_Settings]):
     async def close(self) -> None:
         """Close what is open. Idempotent. A class that overrides it calls ``await super().close()``."""
         for seconds in (CLOSE_SECONDS, STOP_SECONDS):
-            if self._tasks:
-                _, left = await asyncio.wait(set(self._tasks), timeout=seconds)
+            if self._attempts:
+                _, left = await asyncio.wait(set(self._attempts), timeout=seconds)
                 for task in left:
-                    task.cancel()
+                    self._attempts[task].cut()
 
     # What follows is the full contract: see sendonce.activities.transports.base.Transport.
 
@@ -168,8 +173,8 @@ class SimpleTransport(ABC, Generic[_Settings]):
             job.answer_seconds,
         )
         attempt = Attempt(self, job, gate, mail, prepare_seconds=self.settings.prepare_seconds)
-        self._tasks.add(attempt.task)
-        attempt.task.add_done_callback(self._tasks.discard)
+        self._attempts[attempt.task] = attempt
+        attempt.task.add_done_callback(self._attempts.pop)
         return await attempt.result()
 
     async def look_up(self, question: Question) -> dict[int, Accepted | Refused]:
@@ -180,15 +185,15 @@ class SimpleTransport(ABC, Generic[_Settings]):
             why = error.reply.enhanced or str(error.reply.code or "")
             raise Asked(why, error.after if isinstance(error, RetryLater) else None) from None
         if not isinstance(found, Mapping):
-            found = {} if not found else {recipient.mailbox: found for recipient in question.recipients}
+            found = {recipient.mailbox: found for recipient in question.recipients}
         by_mailbox = {mailbox.casefold(): one for mailbox, one in found.items()}
         known: dict[int, Accepted | Refused] = {}
         for recipient in question.recipients:
             one = by_mailbox.get(recipient.mailbox.casefold())
             if isinstance(one, PermanentError):
                 known[recipient.ordinal] = Refused(one.reply)
-            elif isinstance(one, str) and one:
-                known[recipient.ordinal] = Accepted(Reply(), storable(one))
+            elif (provider_id := id_of(one)) is not None:
+                known[recipient.ordinal] = Accepted(Reply(), provider_id)
         return known
 
 

@@ -15,9 +15,11 @@ what happened                                   outcome
 ``send`` returned who was answered what         by recipient; who is missing is ``Unanswered``
 ``send``: an exception of the contract          what it says
 ``send``: any other exception, out of time      ``Unanswered``
-``send``: said anything but "accepted" after    ``Unanswered``: its code was interrupted, the provider said
-it was told to stop                             nothing
+``send``, after it was told to stop             ids count, of whomever it returns one for; nothing else does: its code
+                                                was interrupted, the provider said nothing
 ==============================================  =====================================================
+
+The first word counts: out of time, that is ``Unanswered``, and an id that comes after it is dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from typing import Any, Protocol
 
 from sendonce.activities.transports.base import Gate, Job, Recipient
 from sendonce.activities.transports.http_answer import NO_ID
-from sendonce.activities.transports.simple_contract import SendError, SimpleMail, place_of
+from sendonce.activities.transports.simple_contract import SendError, SimpleMail, id_of, place_of
 from sendonce.outcome import (
     Accepted,
     AccountFault,
@@ -43,7 +45,6 @@ from sendonce.outcome import (
     Reply,
     Unanswered,
     same_for_all,
-    storable,
 )
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Hooks(Protocol):
 
     def prepare(self, mail: SimpleMail) -> AbstractAsyncContextManager[Any]: ...
 
-    async def send(self, mail: SimpleMail) -> str | Mapping[str, str | SendError | None] | None: ...
+    async def send(self, mail: SimpleMail) -> str | int | Mapping[str, str | int | SendError | None] | None: ...
 
 
 class Attempt:
@@ -94,10 +95,14 @@ class Attempt:
             return self._result
         raise self._error or asyncio.CancelledError
 
-    async def _stop(self) -> None:
-        """End the author's code. Begin is waited for, however long: it says whether the mail may be offered."""
+    def cut(self) -> None:
+        """Tell the author's code to stop. Whoever cancels the task has to do it by this."""
         self._stopped = True
         self.task.cancel()
+
+    async def _stop(self) -> None:
+        """End the author's code. Begin is waited for, however long: it says whether the mail may be offered."""
+        self.cut()
         loop = asyncio.get_running_loop()
         end = loop.time() + STOP_SECONDS
         while not self._known.is_set() and (self._beginning or loop.time() < end):
@@ -147,7 +152,7 @@ class Attempt:
         self._offered = True
         timer = asyncio.get_running_loop().call_later(self._job.answer_seconds, self._out_of_time)
         try:
-            said = await self._hooks.send(mail)
+            said: object = await self._hooks.send(mail)
         except Exception as error:
             self._check_stopped()
             if isinstance(error, SendError):
@@ -155,6 +160,8 @@ class Attempt:
             else:
                 self._settle(self._unanswered(f"send raised {place_of(error)}"))
         else:
+            if self._stopped:
+                said = _ids(said)
             self._settle(self._said(said))
         finally:
             timer.cancel()
@@ -173,8 +180,7 @@ class Attempt:
 
     def _out_of_time(self) -> None:
         self._settle(Unanswered(Reply(text="no answer in time")))
-        self._stopped = True
-        self.task.cancel()
+        self.cut()
 
     def _settle(self, outcome: Outcome | dict[int, Outcome]) -> None:
         """The first word counts."""
@@ -190,10 +196,11 @@ class Attempt:
         if not isinstance(said, Mapping):
             return self._answered(said)
         by_mailbox = {str(mailbox).casefold(): one for mailbox, one in said.items()}
+        why = "was told to stop, and has no id for" if self._stopped else "did not say what became of"
         return {
             recipient.ordinal: self._answered(by_mailbox[recipient.mailbox.casefold()])
             if recipient.mailbox.casefold() in by_mailbox
-            else self._unanswered("send did not say what became of a recipient")
+            else self._unanswered(f"send {why} a recipient")
             for recipient in self._job.recipients
         }
 
@@ -204,13 +211,24 @@ class Attempt:
             if not self._hooks.gives_id:
                 return Accepted(Reply())
             return self._unanswered("send returned no id; set gives_id = False if the provider gives none", NO_ID)
-        if isinstance(one, (str, int)) and not isinstance(one, bool):
-            return Accepted(Reply(), storable(str(one)))
+        if (provider_id := id_of(one)) is not None:
+            return Accepted(Reply(), provider_id)
         return self._unanswered(f"send returned {type(one).__name__}, which is no id", NO_ID)
 
     def _unanswered(self, why: str, code: str = "") -> Outcome:
         logger.error("%s: key=%s; the mail is unknown", why, self._job.provider_key)
         return Unanswered(Reply(enhanced=code, text=why))
+
+
+def _ids(said: object) -> object:
+    """What interrupted code has returned, as far as it counts. Raises CancelledError where nothing does."""
+    if isinstance(said, Mapping):
+        said = {mailbox: one for mailbox, one in said.items() if id_of(one) is not None}
+        if said:
+            return said
+    elif id_of(said) is not None:
+        return said
+    raise asyncio.CancelledError
 
 
 def _not_offered(error: Exception, recipients: tuple[Recipient, ...]) -> Outcome | dict[int, Outcome] | None:

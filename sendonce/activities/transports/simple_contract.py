@@ -203,6 +203,11 @@ class SimpleSettings(BaseModel):
         return digest(self)
 
 
+def id_of(one: object) -> str | None:
+    """A provider's id as it is kept; None for what is none. It is a text that is not empty, or a number."""
+    return storable(str(one)) if isinstance(one, (str, int)) and not isinstance(one, bool) and one != "" else None
+
+
 def place_of(error: BaseException) -> str:
     """An error's type and place, for logs and records, without its text: ``ReadError at pigeon.py:33 _client.py:101``.
 

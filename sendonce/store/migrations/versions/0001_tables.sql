@@ -254,7 +254,8 @@ CREATE TABLE sendonce.account (
     pause_why       text,
     faults          integer NOT NULL DEFAULT 0,
     probe_at        timestamptz,
-    probe_until     timestamptz,
+    probe_until     timestamptz,                  -- the probe that is under way is given up then
+    probe_email     uuid,                         -- the mail that is that probe
     paused_total    interval NOT NULL DEFAULT '0',
     fault_email     uuid,                         -- the mail that met the last fault: others probe first
     worked_at       timestamptz,                  -- when the last pause was ended by a mail that passed

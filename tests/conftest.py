@@ -1,4 +1,4 @@
-"""Real servers for the tests: started when the first test asks for one, once for each test process.
+"""Real servers for the tests, started when the first test asks for one, once for each test process; and the command.
 
 Set ``SENDONCE_TEST_POSTGRES`` to the URL of a superuser to use a PostgreSQL server of your own; the tests create
 databases there and drop them again.
@@ -6,9 +6,20 @@ databases there and drop them again.
 
 from __future__ import annotations
 
+import io
+import json
+import logging
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,6 +28,7 @@ from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
 from sendonce import embedded
+from sendonce.cli import main
 from sendonce.embedded import EmbeddedPostgres, EmbeddedTemporal
 from sendonce.store.migrate import migrate
 
@@ -25,9 +37,13 @@ _POSTGRES = os.environ.get("SENDONCE_TEST_POSTGRES")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def scrubbed_environment() -> Iterator[None]:
+def scrubbed_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No setting of the person who runs the tests reaches them."""
     with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("PYTHONDONTWRITEBYTECODE"):
+            # Every process that a test starts would compile every module anew, which doubles the time of its start.
+            patch.delenv("PYTHONDONTWRITEBYTECODE")
+            patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("bytecode")))
         for name in list(os.environ):
             if name.startswith(("SENDONCE_", "PG", "TEMPORAL_")):
                 patch.delenv(name)
@@ -40,9 +56,24 @@ def postgres_url(scrubbed_environment: None) -> Iterator[str]:
     if _POSTGRES:
         yield _POSTGRES
         return
-    # Prepared transactions are off by default; what NOTIFY does in one is tested.
-    with EmbeddedPostgres.start(options={"max_prepared_transactions": "10"}) as server:
+    options = {
+        # Off by default; what NOTIFY does in a prepared transaction is tested.
+        "max_prepared_transactions": "10",
+        # In memory it should stay small.
+        "min_wal_size": "32MB",
+        "max_wal_size": "128MB",
+    }
+    with (
+        tempfile.TemporaryDirectory(dir=_memory()) as folder,
+        EmbeddedPostgres.start(Path(folder) / "postgres", options=options) as server,
+    ):
         yield server.url
+
+
+def _memory() -> Path | None:
+    """A folder in memory, where a database is cloned ten times as fast as on a disk; None where there is little."""
+    memory = Path("/dev/shm")
+    return memory if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2**30 else None
 
 
 @pytest.fixture(scope="session")
@@ -97,6 +128,114 @@ async def time_skipping(scrubbed_environment: None) -> AsyncIterator[WorkflowEnv
 
 
 @pytest.fixture
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker in this process goes its rounds and repeats itself ten times as often as it is made to."""
+    monkeypatch.setattr("sendonce.worker.UPKEEP_SECONDS", 0.5)
+    monkeypatch.setattr("sendonce.worker.WAKE_SECONDS", 0.1)
+    monkeypatch.setattr("sendonce.activities.inflight.UNRECORDED_SLEEP", 0.5)
+
+
+@pytest.fixture
 def free_port() -> int:
     """A free TCP port on 127.0.0.1; call ``sendonce.embedded.free_port()`` for more."""
     return embedded.free_port()
+
+
+# The command ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        """Standard output as one JSON object a line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def sendonce() -> Path:
+    """The installed command."""
+    return Path(sys.executable).with_name("sendonce")
+
+
+@pytest.fixture
+def run_process(tmp_path: Path, sendonce: Path) -> Run:
+    """As ``run``, in a process of its own: for what a process is, such as its exit status and its pipes."""
+
+    def run(*arguments: str, standard_input: str = "", **variables: str) -> Result:
+        done = subprocess.run(
+            [sendonce, *arguments],
+            input=standard_input,
+            env=os.environ | variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run ``sendonce`` with these arguments, variables and standard input, in an empty folder.
+
+    In this process, by the entry point: another one would spend most of its time on imports. From a test that is
+    async, call it in a thread: commands start a loop of their own.
+    """
+
+    def run(*arguments: str, standard_input: str = "", **variables: str) -> Result:
+        out, err = _stream(), _stream()
+        with pytest.MonkeyPatch.context() as patch, _own_logging():
+            patch.chdir(tmp_path)
+            # Not the width of the terminal in which the tests run.
+            for name, value in {"COLUMNS": "80", **variables}.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["sendonce", *arguments])
+            patch.setattr(sys, "stdin", _stream(standard_input))
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", err)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        code = ended.value.code or 0
+        assert isinstance(code, int), code
+        return Result(code, _written(out), _written(err))
+
+    return run
+
+
+def _stream(text: str = "") -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8", newline="\n")
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    assert isinstance(stream.buffer, io.BytesIO)
+    # With line ends as a pipe to a process in text mode would have them.
+    return io.TextIOWrapper(io.BytesIO(stream.buffer.getvalue()), encoding="utf-8").read()
+
+
+@contextmanager
+def _own_logging() -> Iterator[None]:
+    """A command sets up the log of its process; here it is put back."""
+    loggers = [logging.getLogger(name) for name in (None, "psycopg.pool")]
+    before = [(logger, logger.handlers[:], logger.level) for logger in loggers]
+    for logger in loggers:
+        logger.handlers.clear()
+    try:
+        yield
+    finally:
+        for logger, handlers, level in before:
+            logger.handlers[:] = handlers
+            logger.setLevel(level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -9,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import psycopg
 import typer
 import typer.core
 
@@ -44,12 +44,20 @@ def errors_as_exit_codes() -> Iterator[None]:
     except SendonceError as error:
         complain(str(error))
         raise typer.Exit(_CODES.get(type(error), ExitCode.USAGE)) from None
-    except psycopg.OperationalError as error:
+    except Exception as error:
+        if not _is_away(error):
+            raise
         complain(
             f"the database cannot be reached: {_first_line(error)}; "
             "check [store] database_url, SENDONCE_DATABASE_URL or the PG* variables"
         )
         raise typer.Exit(ExitCode.AWAY) from None
+
+
+def _is_away(error: Exception) -> bool:
+    # Commands that need no database do not wait for its driver; one that raised has loaded it.
+    driver = sys.modules.get("psycopg")
+    return driver is not None and isinstance(error, driver.OperationalError)
 
 
 def _first_line(error: Exception) -> str:
@@ -90,6 +98,9 @@ def _root(
     Exit codes: 0 done, 1 the answer is no, 2 usage or configuration, 3 PostgreSQL or Temporal is away.
     """
 
+
+DEFAULT_ACCOUNT = "default"
+"""The account of a mail that names none. :mod:`sendonce.message` has it too, and would load pydantic."""
 
 ConfigOption = Annotated[
     Path | None,

@@ -13,12 +13,10 @@ from uuid import UUID
 import typer
 
 from sendonce import settings
-from sendonce.checks import envelope_mailbox
-from sendonce.cli.base import ConfigOption, ExitCode, JsonOption, RevealOption, app
+from sendonce.cli.base import DEFAULT_ACCOUNT, ConfigOption, ExitCode, JsonOption, RevealOption, app
 from sendonce.cli.output import complain, mask, mask_addresses, print_json, print_table
 from sendonce.cli.reading import story_of
 from sendonce.errors import ConfigurationError, NoSuchEmail
-from sendonce.message import DEFAULT_ACCOUNT
 
 T = TypeVar("T")
 
@@ -237,6 +235,8 @@ def suppressions_remove(
 
 
 def _address(text: str) -> str:
+    from sendonce.checks import envelope_mailbox
+
     try:
         return envelope_mailbox(text)
     except ValueError as error:

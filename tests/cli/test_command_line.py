@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,16 +16,61 @@ from hypothesis import strategies as st
 from sendonce.cli.output import cell, mask, mask_addresses
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Run
+    from tests.conftest import Run
 
 
-def test_version_and_help(run: Run) -> None:
-    assert run("--version").out == f"sendonce {version('sendonce')}\n"
-    result = run("--help")
+def test_version_and_help(run_process: Run) -> None:
+    assert run_process("--version").out == f"sendonce {version('sendonce')}\n"
+    result = run_process("--help")
     assert result.code == 0
     out = result.out
     assert [name for name in ("migrate", "list", "show", "alarms", "worker", "starter") if name not in out] == []
     assert "Exit codes: 0 done" in out
+
+
+HEAVY = {"alembic", "httpx", "idna", "jinja2", "psycopg", "pydantic", "rich.console", "sqlalchemy", "temporalio"}
+NEEDED: dict[str, set[str]] = {
+    "--version": set(),
+    "--help": set(),
+    "dsn --once": {"pydantic"},  # typer's own wish
+    "suppressions list": {"idna", "psycopg", "pydantic"},
+    "list": {"idna", "psycopg", "pydantic", "sqlalchemy"},
+}
+
+PROGRAM = """
+import sys
+from sendonce.cli import main
+for line in sys.stdin:
+    sys.argv = ["sendonce", *line.split()]
+    try:
+        main()
+    except SystemExit:
+        print("loaded", *sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    "needed",
+    [
+        # One process runs them all in this order: each has what those before it loaded.
+        NEEDED,
+        # It starts again after every crash.
+        {"worker": {"idna", "psycopg", "pydantic", "temporalio"}},
+    ],
+)
+def test_a_command_loads_only_what_it_needs(needed: dict[str, set[str]], free_port: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input="\n".join(needed),
+        env=os.environ | {"SENDONCE_DATABASE_URL": f"postgresql://127.0.0.1:{free_port}/shop"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    loaded = [HEAVY & set(line.split()) for line in done.stdout.splitlines() if line.startswith("loaded ")]
+    found = dict(zip(needed, loaded, strict=True))
+    assert {name: found[name] - needed[name] for name in needed if found[name] - needed[name]} == {}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from sendonce.testing.smtp_server import SmtpServer
 from sendonce.testing.tls_handshake import handshakes
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Result, Run
+    from tests.conftest import Result, Run
 
 SECRET = "hunter2-secret"
 STARTTLS_ORDER = ["dns", "tcp", "greeting", "ehlo", "tls", "auth", "mail"]

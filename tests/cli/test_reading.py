@@ -177,8 +177,9 @@ def story(seed: Seed) -> UUID:
         (2, second, {"0": {"kind": "accepted", "code": 250}, "1": {"kind": "refused", "code": 550}}),
     ):
         execute(
-            "INSERT INTO sendonce.attempt (id, email_id, number, generation, account, mode, worker, claimed_at, offered,"
-            " answers, counted) VALUES (%s, %s, %s, %s, 'default', 'send', 'w1', sendonce.clock(), '{0,1}', %s, true)",
+            "INSERT INTO sendonce.attempt (id, email_id, number, generation, account, mode, worker, claimed_at,"
+            " offered, answers, counted)"
+            " VALUES (%s, %s, %s, %s, 'default', 'send', 'w1', sendonce.clock(), '{0,1}', %s, true)",
             [attempt, email_id, number, number, json.dumps(answers)],
         )
     execute(

@@ -22,7 +22,7 @@ from sendonce.store.migrate import _LOCK, head
 from sendonce.testing.smtp_server import SmtpEvent, SmtpServer, SmtpSession
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Run
+    from tests.conftest import Run
 
 PATIENCE = 60  # seconds in which a process on a busy machine comes up
 PERSONAL = ("ann.lee", "Parcel for Ann", "horse-battery")
@@ -212,16 +212,16 @@ async def test_a_process_waits_for_a_store_that_is_away_and_can_be_stopped(
 
 @pytest.mark.parametrize("command", ["worker", "starter"])
 def test_a_process_without_the_schema_ends_with_exit_code_3(
-    run: Run, configured: Callable[[int], str], empty_database_url: str, command: str
+    run_process: Run, configured: Callable[[int], str], empty_database_url: str, command: str
 ) -> None:
     configured(1)
-    result = run(command, SENDONCE_DATABASE_URL=empty_database_url, RELAY_PASSWORD="horse-battery")
+    result = run_process(command, SENDONCE_DATABASE_URL=empty_database_url, RELAY_PASSWORD="horse-battery")
     assert result.code == 3
     assert "run 'sendonce migrate'" in result.err
     assert "Traceback" not in result.err
 
 
-def test_a_worker_without_an_account_ends_with_exit_code_2(run: Run) -> None:
-    result = run("worker", "--json")
+def test_a_worker_without_an_account_ends_with_exit_code_2(run_process: Run) -> None:
+    result = run_process("worker", "--json")
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("sendonce: environment: there is no account to send with; write [accounts.default]")

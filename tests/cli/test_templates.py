@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Run
+    from tests.conftest import Run
 
 PREVIEW_MEMBERS = {"subject", "sender", "headers", "text", "html", "mime"}
 
@@ -143,12 +143,14 @@ def test_preview_of_what_is_broken_or_missing_is_exit_code_1(run: Run, tmp_path:
 
 
 @pytest.mark.usefixtures("folder")
-def test_preview_opens_the_html_in_the_browser(run: Run, tmp_path: Path) -> None:
+def test_preview_opens_the_html_in_the_browser(run_process: Run, tmp_path: Path) -> None:
     browser = tmp_path / "browser"
     browser.write_text('#!/bin/sh\necho "$1" > opened\n')
     browser.chmod(0o755)
     (tmp_path / "tmp").mkdir()
-    found = run("templates", "preview", "order", "--open", BROWSER=f"{browser} %s", TMPDIR=str(tmp_path / "tmp"))
+    # A process keeps the browser and the temporary folder that it found first.
+    variables = {"BROWSER": f"{browser} %s", "TMPDIR": str(tmp_path / "tmp")}
+    found = run_process("templates", "preview", "order", "--open", **variables)
     assert (found.code, found.err) == (0, "")
     (page,) = (tmp_path / "tmp").iterdir()
     assert (tmp_path / "opened").read_text().strip() == page.as_uri()

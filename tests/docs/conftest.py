@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
+import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ from sendonce.worker import WorkerConfig, serve
 
 ROOT = Path(__file__).parents[2]
 
+_PACKAGING = re.compile(r"\[project\b")
+"""What a block of TOML begins with that is part of a ``pyproject.toml``."""
 _FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -126,10 +130,10 @@ def root() -> Path:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """``page``: each page; ``python_page``, ``sql_page``, ``sh_page``: each that has such blocks; ``toml_block``."""
+    """``page``: each page; ``python_page``, ``sql_page``: each that has such blocks; ``toml_block``."""
     if "page" in metafunc.fixturenames:
         metafunc.parametrize("page", PAGES.values(), ids=PAGES)
-    for language in ("python", "sql", "sh"):
+    for language in ("python", "sql"):
         if f"{language}_page" in metafunc.fixturenames:
             found = [page for page in PAGES.values() if page.blocks(language)]
             # Its time-skipping server needs a machine of its own: beside another worker's tests it can stand still.
@@ -137,8 +141,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             params = [pytest.param(page, id=page.name, marks=marks.get((language, page.name), ())) for page in found]
             metafunc.parametrize(f"{language}_page", params)
     if "toml_block" in metafunc.fixturenames:
-        blocks = [block for page in PAGES.values() for block in page.blocks("toml")]
+        blocks = [block for page in PAGES.values() for block in page.blocks("toml") if not _PACKAGING.match(block.text)]
         metafunc.parametrize("toml_block", blocks, ids=[f"{block.page}:{block.line}" for block in blocks])
+
+
+@pytest.fixture
+def example_package(pages: dict[str, Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package that a page shows, installed: its module and its entry point, as they stand there."""
+    page = pages["docs/own-transport.md"]
+    (packaging,) = (block for block in page.blocks("toml") if _PACKAGING.match(block.text))
+    ((group, points),) = tomllib.loads(packaging.text)["project"]["entry-points"].items()
+    ((name, value),) = points.items()
+    module = value.partition(":")[0]
+    folder = tmp_path / "site-packages"
+    metadata = folder / f"{module}-1.dist-info"
+    metadata.mkdir(parents=True)
+    (folder / f"{module}.py").write_text(page.blocks("python")[0].text, encoding="utf-8")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n", encoding="utf-8")
+    (metadata / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    yield
+    sys.modules.pop(module, None)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from sendonce.testing.mailbox import Mailbox
 from sendonce.testing.smtp_server import SmtpServer
 
 if TYPE_CHECKING:
+    from tests.conftest import Run
     from tests.docs.conftest import Block, Page
 
 LANGUAGES = {"python", "sql", "toml", "sh"}
@@ -60,6 +60,7 @@ class Order(Base):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("example_package")
 async def test_python_runs_and_its_mails_arrive(
     python_page: Page, shop_url: str, client: Client, deliver: Callable[[], Awaitable[Mailbox]]
 ) -> None:
@@ -165,6 +166,7 @@ def test_the_statuses_of_enqueue_are_those_in_its_table(pages: dict[str, Page], 
 # Settings ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("example_package")
 async def test_settings_load_and_build(
     toml_block: Block, tmp_path: Path, example_secrets: Callable[[str], dict[str, str]]
 ) -> None:
@@ -209,27 +211,30 @@ def folder(tmp_path: Path, shop_url: str, own_temporal: EmbeddedTemporal, relay:
     return tmp_path
 
 
-def test_commands_run(sh_page: Page, folder: Path, root: Path) -> None:
+def test_commands_run(pages: dict[str, Page], folder: Path, root: Path, run: Run, sendonce: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    for block in sh_page.blocks("sh"):
-        for line in block.text.splitlines():
-            program, *arguments = shlex.split(line, comments=True)
-            if program == "make":
-                # Not run: these tests are part of `make test`, and the others run for minutes or until stopped.
-                assert set(arguments) <= targets, f"{sh_page.name}: {line}: the Makefile has {targets}"
-            elif program == "sendonce":
-                run(arguments, folder)
-            else:
-                raise AssertionError(f"{sh_page.name}: {line}: say here how this is checked")
+    lines = [(page.name, line) for page in pages.values() for b in page.blocks("sh") for line in b.text.splitlines()]
+    commands: dict[tuple[str, ...], str] = {}  # each once, however many pages show it
+    for page, line in lines:
+        program, *arguments = shlex.split(line, comments=True)
+        if program == "make":
+            # Not run: these tests are part of `make test`, and the others run for minutes or until stopped.
+            assert set(arguments) <= targets, f"{page}: {line}: the Makefile has {targets}"
+        elif program == "sendonce":
+            commands.setdefault(tuple(arguments), f"{page}: {line}")
+        else:
+            raise AssertionError(f"{page}: {line}: say here how this is checked")
+    assert commands
+    for command, place in commands.items():
+        if RUNS_UNTIL_STOPPED & set(command):
+            run_until_ready([str(sendonce), *command], folder)
+            continue
+        done = run(*command)
+        assert (done.code, done.err) == (0, ""), place
+        assert done.out or command[0] == "alarms", place
 
 
-def run(arguments: list[str], folder: Path) -> None:
-    command = [str(Path(sys.executable).with_name("sendonce")), *arguments]
-    if not RUNS_UNTIL_STOPPED & set(arguments):
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr) == (0, ""), (arguments, done.stderr)
-        assert done.stdout or arguments[0] == "alarms"
-        return
+def run_until_ready(command: list[str], folder: Path) -> None:
     log = folder / "log"
     with log.open("w") as written:
         process = subprocess.Popen(command, cwd=folder, stdout=written, stderr=written, env=os.environ)

@@ -254,7 +254,7 @@ async def until(there: Callable[[], Awaitable[bool]], what: str, seconds: float 
 
 @pytest.fixture
 async def flow(
-    database_url: str, postgres_url: str, temporal: EmbeddedTemporal, request: pytest.FixtureRequest
+    database_url: str, postgres_url: str, temporal: EmbeddedTemporal, brisk: None, request: pytest.FixtureRequest
 ) -> AsyncIterator[Flow]:
     """``FLOW_HISTORIES=<folder>`` keeps the histories of the test's mails there, to be replayed by other releases."""
     # The identity is written into histories: not this machine's name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -154,7 +155,10 @@ async def test_cancelling_the_workflow_cannot_cut_a_transmission(flow: Flow, rel
     assert len(transport.jobs) == 1
 
 
-async def test_a_cancellation_during_the_attempt_does_not_reach_it(flow: Flow, relay: type[Relay]) -> None:
+async def test_a_cancellation_during_the_attempt_does_not_reach_it(
+    flow: Flow, relay: type[Relay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sendonce.starter.TASK_TIMEOUT", timedelta(seconds=2))
     gateway = Gateway()
     async with flow.worker(relay(gateway), hand_off_seconds=None):
         key = await flow.enqueue()
@@ -162,7 +166,7 @@ async def test_a_cancellation_during_the_attempt_does_not_reach_it(flow: Flow, r
         await flow.handle(key).cancel()
 
         async def told() -> bool:
-            # The workflow learns of it when its task is renewed, 8 s after its start; the second renewal is 8 s later.
+            # The workflow learns of it when its task is renewed, after four fifths of its time.
             return (await flow.events(key)).count("workflow_task_completed") > 1
 
         await flow.until(told, "a second workflow task")

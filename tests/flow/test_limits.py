@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from sendonce.activities.transports.base import Gate, Job, Mail, Rendering
 from sendonce.errors import InvalidEmail
 from sendonce.outcome import Accepted, AccountFault, AttemptResult, NotOffered, Outcome, Reply, same_for_all
@@ -14,8 +16,6 @@ from sendonce.starter import start_delivery
 from sendonce.workflows.port import Ticket, Wake
 
 if TYPE_CHECKING:
-    import pytest
-
     from tests.flow.conftest import Flow, Relay, Step
 
 ACCEPTED = Accepted(Reply(250, "2.0.0"), "Q1")
@@ -102,6 +102,57 @@ async def test_an_account_at_fault_pauses_until_its_probe_works(flow: Flow, rela
     assert await flow.rows("SELECT 1 AS ended FROM sendonce.alarm WHERE closes IS NOT NULL") == [{"ended": 1}]
 
 
+async def broken(job: Job, gate: Gate) -> AttemptResult:
+    raise KeyError("host")
+
+
+AWAY, FAULT = "57P01", "XX000"
+JUDGED = "UPDATE ON sendonce.account FOR EACH ROW WHEN (OLD.probe_email IS NOT NULL AND NEW.probe_email IS NULL)"
+
+
+@pytest.mark.parametrize(
+    ("step", "at", "error"),
+    [
+        (answer(ACCEPTED), "INSERT ON sendonce.attempt FOR EACH ROW", AWAY),
+        (answer(ACCEPTED), "UPDATE ON sendonce.attempt FOR EACH ROW WHEN (NEW.answers <> '{}')", FAULT),
+        (answer(ACCEPTED), JUDGED, AWAY),
+        (broken, JUDGED, AWAY),
+    ],
+    ids=["claim", "outcome", "judgement", "giving back"],
+)
+async def test_a_probe_that_came_to_nothing_gives_way_to_another(
+    flow: Flow, relay: type[Relay], monkeypatch: pytest.MonkeyPatch, step: Step, at: str, error: str
+) -> None:
+    """Whatever the store does not take, once."""
+    monkeypatch.setattr("sendonce.activities.attempt.SETTLE_TRIES", 1)
+    monkeypatch.setattr("sendonce.activities.account_watch.GIVE_BACK_PAUSES", (0.2,))
+    at_fault = answer(AccountFault(Reply(535, "5.7.8", "bad credentials")), offer=False)
+    transport = relay(at_fault, step, answer(ACCEPTED))
+    await flow.own_clock()
+    async with flow.worker(transport):
+        probe = await flow.enqueue("probe")
+        await flow.rows_until("SELECT 1 FROM sendonce.account WHERE paused_at IS NOT NULL")
+        # A sequence counts what was rolled back, too.
+        await flow.rows("CREATE SEQUENCE public.hiccups")
+        await flow.rows(
+            "CREATE FUNCTION public.hiccup() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            f" IF nextval('public.hiccups') = 1 THEN RAISE 'hiccup' USING ERRCODE = '{error}'; END IF;"
+            " RETURN NEW; END $$"
+        )
+        await flow.rows(f"CREATE TRIGGER hiccup BEFORE {at} EXECUTE FUNCTION public.hiccup()")
+        await flow.advance(20)
+        await flow.handle(probe).signal("wake", Wake())
+        await flow.rows_until(
+            "SELECT 1 FROM sendonce.account WHERE probe_email IS NULL AND probe_until IS NULL"
+            " AND probe_at > sendonce.clock()"
+        )
+        assert await flow.rows("SELECT last_value FROM public.hiccups WHERE is_called") != []
+        await flow.advance(20)
+        other = await flow.enqueue("other")
+        await flow.until_stage(other, "sent")
+        await flow.rows_until("SELECT 1 FROM sendonce.account WHERE paused_at IS NULL")
+
+
 async def test_an_outage_pauses_the_account_after_several_mails(flow: Flow, relay: type[Relay]) -> None:
     transport = relay(answer(NotOffered(Reply(0, "connect")), offer=False))
     async with flow.worker(transport, breaker_mails=3):
@@ -171,11 +222,14 @@ async def test_a_request_pinned_before_the_redirect_is_not_sent(flow: Flow, rela
             return Rendering(" ".join(address.email for address in mail.content.to).encode())
 
     first = Gateway(answer(NotOffered(Reply(0, "connect")), offer=False))
+    await flow.own_clock()
     async with flow.worker(first):
-        key = await flow.enqueue(retry={"delays": [2]})
+        key = await flow.enqueue(retry={"delays": [600]})
         await flow.rows_until("SELECT 1 FROM sendonce.email WHERE attempts = 1")
     second = Gateway()
+    await flow.advance(700)
     async with flow.worker(second, redirect_all_to="qa@test.example"):
+        await flow.handle(key).signal("wake", Wake())
         await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'pinned_unguarded'")
     assert (len(first.jobs), second.jobs) == (1, [])
     assert (await flow.email(key))["stage"] == "pending"
@@ -219,10 +273,13 @@ async def test_a_fault_in_rendering_costs_no_attempt(flow: Flow, relay: type[Rel
 
 async def test_what_was_pinned_is_sent_or_nothing(flow: Flow, relay: type[Relay]) -> None:
     transport = relay(answer(NotOffered(Reply(421, "4.3.2"))), answer(ACCEPTED))
+    await flow.own_clock()
     async with flow.worker(transport):
-        key = await flow.enqueue(retry={"delays": [2]})
+        key = await flow.enqueue(retry={"delays": [600]})
         await flow.rows_until("SELECT 1 FROM sendonce.email WHERE attempts = 1")
         await flow.rows("UPDATE sendonce.pinned SET body = body || 'x'::bytea")
+        await flow.advance(700)
+        await flow.handle(key).signal("wake", Wake())
         await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'pin_corrupt' AND NOT counted")
     assert len(transport.jobs) == 1
     assert (await flow.email(key))["stage"] == "pending"
@@ -237,13 +294,20 @@ async def test_a_process_that_was_stopped_after_begin_offers_nothing(flow: Flow,
         raise AssertionError("the gate let a late offer pass")
 
     transport = relay(stopped, answer(ACCEPTED))
+    await flow.own_clock()
     async with flow.worker(transport, lease_seconds=2.0, renew_seconds=0.5):
         key = await flow.enqueue()
+        await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_at IS NOT NULL")
+        await flow.advance(10)
+        await flow.handle(key).signal("wake", Wake())
         assert (await flow.until_stage(key, "sent"))["attempts"] == 1
     assert [a["answers"]["0"]["kind"] for a in await flow.attempts(key)] == ["not_offered", "accepted"]
 
 
-async def test_a_mail_that_took_down_two_processes_is_tried_alone(flow: Flow, relay: type[Relay]) -> None:
+async def test_a_mail_that_took_down_two_processes_is_tried_alone(
+    flow: Flow, relay: type[Relay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sendonce.activities.attempt.QUIET_SECONDS", 0.5)
     stall = Stall()
     quick, stuck = relay(), relay(stall)
     suspect = await flow.enqueue("suspect", send_after="2001-01-01T00:00:00+00:00")

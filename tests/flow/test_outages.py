@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from datetime import timedelta
+from functools import partial, partialmethod
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,9 +14,11 @@ from temporalio.client import Client
 
 from sendonce import embedded
 from sendonce.activities.failures import client_options
+from sendonce.activities.inflight import Flights
 from sendonce.activities.transports.base import Gate, Job
 from sendonce.embedded import EmbeddedTemporal
 from sendonce.outcome import Accepted, AttemptResult, Deferred, Reply, same_for_all
+from sendonce.store import open_pool
 from sendonce.worker import serve
 
 if TYPE_CHECKING:
@@ -63,13 +67,20 @@ async def accepted(job: Job, gate: Gate) -> AttemptResult:
     return same_for_all(ordinals, ACCEPTED)
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker waits a second for a connection, or for what it cut at its end; else five."""
+    monkeypatch.setattr("sendonce.worker.open_pool", partial(open_pool, timeout=1.0))
+    monkeypatch.setattr(Flights, "drain", partialmethod(Flights.drain, last_seconds=1.0))
+
+
 @pytest.mark.parametrize(
     ("hand_off", "carried_by"),
     [(None, "timer_started"), (0.2, "workflow_execution_signaled")],
     ids=["as the answer", "by a signal"],
 )
 async def test_an_outcome_that_could_not_be_recorded_survives_its_process(
-    flow: Flow, relay: type[Relay], hand_off: float | None, carried_by: str
+    flow: Flow, relay: type[Relay], impatient: None, hand_off: float | None, carried_by: str
 ) -> None:
     provider = Provider()
     transport = relay(provider)
@@ -89,7 +100,7 @@ async def test_an_outcome_that_could_not_be_recorded_survives_its_process(
     assert [a["answers"]["0"]["code"] for a in await flow.attempts(key)] == [250]
 
 
-async def test_an_outcome_is_recorded_once_the_store_is_back(flow: Flow, relay: type[Relay]) -> None:
+async def test_an_outcome_is_recorded_once_the_store_is_back(flow: Flow, relay: type[Relay], impatient: None) -> None:
     provider = Provider()
     transport = relay(provider)
     async with flow.worker(transport, hand_off_seconds=0.2):
@@ -200,8 +211,9 @@ async def test_a_silent_offer_becomes_unknown_and_its_late_answer_settles_it(flo
 
 
 async def test_mail_waits_while_temporal_is_away(
-    flow: Flow, relay: type[Relay], temporal: EmbeddedTemporal, tmp_path: Path
+    flow: Flow, relay: type[Relay], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sendonce.starter.RPC_TIMEOUT", timedelta(seconds=2))
     server = await asyncio.to_thread(EmbeddedTemporal.start, tmp_path / "temporal")
     try:
         flow.client = await Client.connect(server.target, **client_options())
@@ -249,7 +261,7 @@ async def test_a_mail_that_temporal_has_forgotten_is_started_again(
         flow.client = await Client.connect(server.target, **client_options())
         transport = relay(deferred, accepted)
         async with flow.worker(transport, overdue_seconds=0.5):
-            key = await flow.enqueue(retry={"delays": [2]})
+            key = await flow.enqueue(retry={"delays": [1]})
             await flow.until_event(key, "timer_started")
             await asyncio.to_thread(server.wipe)
             await flow.until_stage(key, "sent")

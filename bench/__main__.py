@@ -1,130 +1,80 @@
-"""``python -m bench [--mails N] [--rounds N]``: ours against an empty workflow on the same servers, interleaved.
+"""``python -m bench``: Sendonce beside an empty workflow, a naive one and other queues, on servers of its own.
 
-*floor*: workflows that do nothing, started eagerly by the process whose worker runs them. *ours*: mails enqueued in
-transactions, delivered by one worker to an SMTP server on loopback, until every row is ``sent``. Rates are per second
-of wall time, CPU is seconds of this process per 1,000. The machine's noise shows in the spread between rounds.
+Everything runs on loopback, interleaved, several rounds. Figures are this machine's; the ratios are what can be
+compared, see ``docs/performance.md``. Results: tables here, ``latest.json`` and ``latest.svg`` in ``bench/results``;
+with ``--only``, ``partial.json`` and ``partial.svg``.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import statistics
+import sys
 import time
-from dataclasses import dataclass
-from uuid import uuid4
+from pathlib import Path
 
-import psycopg
 from rich.console import Console
-from rich.table import Table
-from temporalio import workflow
-from temporalio.client import Client
-from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from sendonce.activities.failures import client_options
-from sendonce.activities.transports.smtp import SmtpSettings, SmtpTransport
-from sendonce.embedded import EmbeddedPostgres, EmbeddedTemporal
-from sendonce.message import OutgoingEmail
-from sendonce.store.intake import enqueue_many
-from sendonce.store.migrate import migrate
-from sendonce.testing.smtp_server import SmtpServer
-from sendonce.worker import WorkerConfig, serve
+from bench import latency, soak, stack, store, throughput
+from bench.goals import Measured
+from bench.report import show, write
 
-AT_ONCE = 20
+SECTIONS = ("throughput", "latency", "relay", "store", "soak")
+CAPACITY = 40.0
+"""Mails per second that are taken for the capacity when throughput was not measured."""
 
 
-@workflow.defn
-class Empty:
-    """The floor."""
-
-    @workflow.run
-    async def run(self) -> None:
-        """Do nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One measurement."""
-
-    per_second: float
-    cpu_per_1000: float
-
-
-async def floor(client: Client, count: int) -> Round:
-    """``count`` empty workflows, :data:`AT_ONCE` at a time."""
-    queue = f"floor-{uuid4().hex}"
-    places = asyncio.Semaphore(AT_ONCE)
-
-    async def one(number: int) -> None:
-        async with places:
-            await client.execute_workflow(Empty.run, id=f"{queue}-{number}", task_queue=queue, request_eager_start=True)
-
-    async with Worker(client, task_queue=queue, workflows=[Empty], workflow_runner=UnsandboxedWorkflowRunner()):
-        begun, cpu = time.monotonic(), time.process_time()
-        await asyncio.gather(*(one(n) for n in range(count)))
-        return _round(count, begun, cpu)
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", metavar="SECTIONS", help=f"of {','.join(SECTIONS)}; default: all")
+    parser.add_argument("--mails", type=int, default=500, help="per round and contender; default %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
+    parser.add_argument("--long", action="store_true", help=f"a soak of {soak.LONG:,} mails, not {soak.SHORT:,}")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="default: %(default)s")
+    arguments = parser.parse_args()
+    arguments.sections = arguments.only.split(",") if arguments.only else list(SECTIONS)
+    if unknown := set(arguments.sections) - set(SECTIONS):
+        parser.error(f"there is no section {', '.join(sorted(unknown))}; sections: {', '.join(SECTIONS)}")
+    if arguments.mails < 10 or arguments.rounds < 1:
+        parser.error("--mails is 10 or more, --rounds 1 or more")
+    return arguments
 
 
-async def ours(client: Client, database_url: str, count: int) -> Round:
-    """``count`` mails, from the commit of the last to the acceptance of all."""
-    stop, ready = asyncio.Event(), asyncio.Event()
-    async with SmtpServer() as server:
-        transport = SmtpTransport(SmtpSettings(host="127.0.0.1", port=server.port, tls="none"))
-        prefix = f"bench-{uuid4().hex}"
-        config = WorkerConfig(database_url, {"default": transport}, task_queue_prefix=prefix)
-        serving = asyncio.create_task(serve(config, stop, client=client, ready=ready.set))
-        await ready.wait()
-        mails = [
-            OutgoingEmail(key=f"{prefix}-{n}", sender="a@x.example", to="b@y.example", subject="s", text="t")
-            for n in range(count)
-        ]
-        begun, cpu = time.monotonic(), time.process_time()
-        connection = await psycopg.AsyncConnection.connect(database_url)
-        async with connection:
-            await enqueue_many(connection, mails)
-        watch = await psycopg.AsyncConnection.connect(database_url, autocommit=True)
-        async with watch:
-            left = "SELECT count(*) FROM sendonce.email WHERE stage <> 'sent'"
-            while await (await watch.execute(left)).fetchone() != (0,):
-                await asyncio.sleep(0.02)
-        done = _round(count, begun, cpu)
-        stop.set()
-        await serving
-    return done
+async def measure(arguments: argparse.Namespace) -> Measured:
+    """Run the sections that are asked for."""
+    found, begun = Measured(), time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - begun:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+    async with stack.machine() as machine:
+        capacity = CAPACITY
+        if "throughput" in arguments.sections:
+            found.throughput = await throughput.run(machine, arguments.mails, arguments.rounds, say)
+            capacity = found.throughput.middle(throughput.OURS, lambda one: one.per_second) or CAPACITY
+        if "latency" in arguments.sections:
+            found.latencies = await latency.run(machine, arguments.rounds, capacity, say)
+        if "relay" in arguments.sections:
+            found.neighbour = await latency.slow_relay(machine, say)
+        if "store" in arguments.sections:
+            found.store = await store.run(machine, arguments.rounds, say)
+        if "soak" in arguments.sections:
+            found.soak = await soak.run(machine, soak.LONG if arguments.long else soak.SHORT, say)
+    return found
 
 
-def _round(count: int, begun: float, cpu: float) -> Round:
-    return Round(count / (time.monotonic() - begun), (time.process_time() - cpu) * 1000 / count)
-
-
-async def main(mails: int, rounds: int) -> None:
-    """Measure, and print a table and one JSON object."""
-    found: dict[str, list[Round]] = {"floor": [], "ours": []}
-    with EmbeddedPostgres.start(durable=True) as postgres, EmbeddedTemporal.start() as temporal:
-        url = postgres.create_database("bench")
-        migrate(url)
-        client = await Client.connect(temporal.target, **client_options())
-        for number in range(rounds + 1):
-            measured = {"floor": await floor(client, mails), "ours": await ours(client, url, mails)}
-            if number:  # the first round only warms up
-                for name, one in measured.items():
-                    found[name].append(one)
-    view = Table("", "per second", "CPU s per 1,000 (worker, starter, server played)")
-    for name, several in found.items():
-        view.add_row(name, _spread([r.per_second for r in several]), _spread([r.cpu_per_1000 for r in several]))
-    Console().print(view)
-    ratios = [a.per_second / b.per_second for a, b in zip(found["ours"], found["floor"], strict=True)]
-    print(json.dumps({"throughput_vs_empty": round(statistics.median(ratios), 2), "rounds": rounds, "mails": mails}))
-
-
-def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.1f} ({min(values):.1f}-{max(values):.1f})"
+def main() -> None:
+    """Measure, show and write."""
+    arguments = _arguments()
+    found = asyncio.run(measure(arguments))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    show(found, console)
+    name = "partial" if arguments.only else "latest"
+    write(found, arguments.results, name)
+    console.print(f"written: {arguments.results / name}.json")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--mails", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    asyncio.run(main(arguments.mails, arguments.rounds))
+    main()

@@ -14,13 +14,13 @@ from bench.part import Part, PartFailed
 from bench.stack import Machine, Ours
 
 LANES = ("critical", "default", "bulk")
-ALONE = 60
+ALONE = 45
 """Mails of each lane per round, one at a time."""
 
-HALF_SECONDS = 5.0
+HALF_SECONDS = 4.0
 """For each lane and round, at half of capacity."""
 
-FLOOD, CODES = 10_000, 75
+FLOOD, CODES = 10_000, 70
 """Bulk mails that are queued, and login codes that come meanwhile, one every so many seconds:"""
 EVERY = 0.2
 

@@ -20,6 +20,8 @@ def set_up(level: str, as_json: bool) -> None:
     # It warns of every failed connection, many a second; the loops say once that the store is away, and once that it
     # is back.
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+    # It writes down the URL of every request; that of a look-up may hold what the mail is found by.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def forward_sdk_logs() -> None:

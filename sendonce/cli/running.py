@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from sendonce import settings
 from sendonce.cli import logs
 from sendonce.cli.base import ConfigOption, JsonOption, app
 from sendonce.cli.output import print_json, progress
+from sendonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sendonce.activities.transports.base import Transport
@@ -30,6 +32,10 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+LanesOption = Annotated[
+    str | None,
+    typer.Option("--lanes", help="Serve these lanes only: names, separated by commas."),
+]
 LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="The least that is logged.")]
 
 
@@ -61,7 +67,12 @@ def migrate(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def worker(config: ConfigOption = None, log_level: LogLevelOption = LogLevel.INFO, as_json: JsonOption = False) -> None:
+def worker(
+    lanes: LanesOption = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = LogLevel.INFO,
+    as_json: JsonOption = False,
+) -> None:
     """Deliver mails until SIGTERM or SIGINT; then finish what is in flight, at most drain_seconds long.
 
     Logs to standard error. JSON: the log on standard output, one object per record: at, level, logger, message, and
@@ -71,7 +82,7 @@ def worker(config: ConfigOption = None, log_level: LogLevelOption = LogLevel.INF
 
     logs.set_up(log_level.upper(), as_json)
     logs.forward_sdk_logs()
-    found = settings.load(config)
+    found = _with_lanes(settings.load(config), lanes)
     transports = settings.build_transports(found)
     _warn(found, transports)
     asyncio.run(run_until_signal(settings.build_worker_config(found, transports)))
@@ -79,7 +90,10 @@ def worker(config: ConfigOption = None, log_level: LogLevelOption = LogLevel.INF
 
 @app.command()
 def starter(
-    config: ConfigOption = None, log_level: LogLevelOption = LogLevel.INFO, as_json: JsonOption = False
+    lanes: LanesOption = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = LogLevel.INFO,
+    as_json: JsonOption = False,
 ) -> None:
     """Start workflows for new mails until SIGTERM or SIGINT, and deliver none.
 
@@ -90,9 +104,19 @@ def starter(
 
     logs.set_up(log_level.upper(), as_json)
     logs.forward_sdk_logs()
-    found = settings.load(config)
+    found = _with_lanes(settings.load(config), lanes)
     transports = settings.build_transports(found) if found.accounts else {}
     asyncio.run(start_until_signal(settings.build_worker_config(found, transports)))
+
+
+def _with_lanes(found: settings.Settings, lanes: str | None) -> settings.Settings:
+    if lanes is None:
+        return found
+    served = tuple(name.strip() for name in lanes.split(","))
+    for name in served:
+        if name not in found.lanes:
+            raise ConfigurationError(f"--lanes: there is no lane {name!r}; lanes: {', '.join(found.lanes)}")
+    return replace(found, worker=found.worker.model_copy(update={"lanes": served}))
 
 
 def _warn(found: settings.Settings, transports: Mapping[str, Transport]) -> None:

@@ -152,8 +152,9 @@ async def test_a_worker_delivers_a_row_and_ends_in_order(
     async with SmtpServer(credentials={"shop": "horse-battery"}, on_event=on_event) as relay:
         configured(relay.port)
         enqueue(database_url, key)
-        process = await launch("worker", "--json", RELAY_PASSWORD="horse-battery")
+        process = await launch("worker", "--json", "--lanes", "default, bulk", RELAY_PASSWORD="horse-battery")
         records = await log_until(process, "ready: ")
+        assert " lanes=default,bulk " in records[-1]["message"]
         async with asyncio.timeout(PATIENCE):
             await delivered.wait()
         code, out, err = await stop(process)
@@ -219,6 +220,13 @@ def test_a_process_without_the_schema_ends_with_exit_code_3(
     assert result.code == 3
     assert "run 'sendonce migrate'" in result.err
     assert "Traceback" not in result.err
+
+
+def test_lanes_that_are_not_there_end_with_exit_code_2(run_process: Run, configured: Callable[[int], str]) -> None:
+    configured(1)
+    result = run_process("worker", "--lanes", "critical,express", RELAY_PASSWORD="p")
+    assert result.code == 2
+    assert result.err == "sendonce: --lanes: there is no lane 'express'; lanes: critical, default, bulk\n"
 
 
 def test_a_worker_without_an_account_ends_with_exit_code_2(run_process: Run) -> None:

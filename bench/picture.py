@@ -49,7 +49,7 @@ def picture(found: Throughput) -> str:
             wide = PANEL * seconds / dearest
             lines.append(_bar(x, y, wide, COLOURS[part]))
             x += wide
-        lines.append(_text(x + 6, middle + 4, short(sum(cpu[name].values()))))
+        lines.append(_text(x + 6, middle + 4, short(median(one.cpu_total for one in found.rounds[name]))))
     x = second
     for part, colour in COLOURS.items():
         lines += [_bar(x, height - 26, 12, colour, 12), _text(x + 17, height - 16, part)]

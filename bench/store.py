@@ -29,6 +29,10 @@ BATCH = 20
 TURNS = 8
 """Per round; in each turn as many mails are enqueued in a transaction each, and a batch goes all the way."""
 
+WARM_TURNS = 12
+"""Before anything counts: a connection has prepared a statement for good after ten executions (psycopg after five, and
+PostgreSQL plans the next five anew)."""
+
 T = TypeVar("T")
 
 ENQUEUE, ENQUEUE_MANY, LOOK = "enqueue", f"enqueue, {MANY} per transaction", f"starter, {BATCH} per batch"
@@ -116,7 +120,7 @@ async def _grown(machine: Machine, finished: int, future: int) -> AsyncIterator[
     try:
         await asyncio.to_thread(grow.grow, url, finished, future)
         connection = await psycopg.AsyncConnection.connect(url)
-        async with connection, open_pool(url, name="bench", max_size=2) as pool:
+        async with connection, open_pool(url, name="bench", max_size=1) as pool:
             yield _Grown(Store(pool), connection)
     finally:
         await machine.drop(url)
@@ -129,6 +133,7 @@ async def run(
     *,
     sizes: Mapping[str, tuple[int, int]] = SIZES,
     turns: int = TURNS,
+    warm_turns: int = WARM_TURNS,
 ) -> StoreTimes:
     """Fill a database of each size, then measure by turns, ``rounds`` times and once to warm up."""
     found = StoreTimes()
@@ -142,7 +147,7 @@ async def run(
             clocks = {size: _Clock() for size in stores}
             for size, grown in stores.items():
                 await _many(machine, grown.connection, clocks[size])
-            for _ in range(turns):
+            for _ in range(turns if number else warm_turns):
                 # Turn by turn, so that what the machine does meanwhile falls on all alike.
                 for size, grown in stores.items():
                     await _turn(machine, grown.connection, grown.store, clocks[size])

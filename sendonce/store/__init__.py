@@ -73,7 +73,22 @@ def open_pool(
             "tcp_user_timeout": 30_000,
         },
         check=AsyncConnectionPool.check_connection,
+        configure=steady,
     )
+
+
+STEADY = """
+SELECT set_config('intervalstyle', 'postgres', false), set_config('datestyle', 'ISO, MDY', false),
+    set_config('default_transaction_isolation', 'read committed', false),
+    set_config('default_transaction_read_only', 'off', false)
+"""
+"""What the statements rely on, whatever the database or the role sets: that reads see what the lock before them
+protects, and that instants and intervals are written as the driver reads them."""
+
+
+async def steady(conn: AsyncConnection[Any]) -> None:
+    """Settle what sessions may differ in."""
+    await conn.execute(STEADY)
 
 
 class Store:
@@ -486,6 +501,7 @@ class Store:
     async def raise_due_alarms(self) -> int:
         """Raise the alarms whose time has come, and end pauses that nobody probes; returns how many were raised."""
         async with self._connection() as conn:
+            await accounts.free_probes(conn)
             await accounts.forget_pauses(conn)
             return await sweeps.raise_due_alarms(conn) + await sweeps.unserved(conn)
 

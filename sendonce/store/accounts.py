@@ -128,8 +128,26 @@ async def works(conn: AsyncConnection[Any], scope: Scope) -> bool:
     return cursor.rowcount > 0
 
 
+_ABANDONED = """
+UPDATE sendonce.account a SET probe_until = NULL, probe_email = NULL
+WHERE a.probe_until > sendonce.clock()
+    AND a.probe_taken_at < sendonce.clock() - %(after)s * interval '1 second'
+    AND NOT EXISTS (
+        SELECT FROM sendonce.email e WHERE e.id = a.probe_email
+            AND (e.stage = 'transmitting' OR (e.stage = 'claimed' AND e.lease_until > sendonce.clock())))
+"""
+
+ABANDONED_SECONDS = 15.0
+"""A probe that was taken so long ago by a mail that nobody is trying has lost its process."""
+
+
+async def free_probes(conn: AsyncConnection[Any]) -> None:
+    """Let another pass where the process that had the probe is gone."""
+    await conn.execute(_ABANDONED, {"after": ABANDONED_SECONDS})
+
+
 _PROBE = """
-UPDATE sendonce.account SET probe_email = %(email)s,
+UPDATE sendonce.account SET probe_email = %(email)s, probe_taken_at = sendonce.clock(),
     probe_until = sendonce.clock() + %(lease)s * interval '1 second'
 WHERE name = %(name)s AND settings_digest = %(digest)s AND from_domain = %(domain)s AND paused_at IS NOT NULL
     AND probe_at + CASE WHEN fault_email = %(email)s THEN %(yields)s ELSE 0 END * interval '1 second'

@@ -209,7 +209,13 @@ def _connect(url: str) -> psycopg.Connection[Any]:
     if "PGCONNECT_TIMEOUT" not in os.environ:
         extra["connect_timeout"] = CONNECT_SECONDS
     given = conninfo_to_dict(url)
-    return psycopg.connect(url, **{name: value for name, value in extra.items() if name not in given})
+    connection = psycopg.connect(url, **{name: value for name, value in extra.items() if name not in given})
+    # Instants and intervals as the driver reads them, whatever the database or the role sets.
+    connection.execute(
+        "SELECT set_config('intervalstyle', 'postgres', false), set_config('datestyle', 'ISO, MDY', false)"
+    )
+    connection.commit()
+    return connection
 
 
 def mails(

@@ -102,29 +102,56 @@ async def raise_due_alarms(conn: AsyncConnection[Any], limit: int = 200) -> int:
 UNSERVED_SECONDS = 300.0
 """A mail that has been due for so long, and that no starter has looked at, is alarmed: does anybody serve its lane?"""
 
-_UNSERVED = """
-WITH RECURSIVE lanes (lane) AS (
+# The lanes that have started mail, each found by one step through the index.
+_WAITING = """
+waiting (lane) AS (
+    (SELECT lane FROM sendonce.email WHERE stage IN ('pending', 'unknown') AND started_at IS NOT NULL
+     ORDER BY lane LIMIT 1)
+    UNION ALL
+    SELECT (SELECT e.lane FROM sendonce.email e
+            WHERE e.stage IN ('pending', 'unknown') AND e.started_at IS NOT NULL AND e.lane > l.lane
+            ORDER BY e.lane LIMIT 1)
+    FROM waiting l WHERE l.lane IS NOT NULL
+)
+"""
+_WORKED = """(
+    SELECT FROM sendonce.process p
+    WHERE p.kind = 'worker' AND l.lane = ANY (p.lanes) AND p.beat_at > sendonce.clock() - interval '60 seconds')"""
+
+_UNSERVED = f"""
+WITH RECURSIVE {_WAITING},
+lanes (lane) AS (
     (SELECT lane FROM sendonce.email WHERE stage = 'pending' AND started_at IS NULL ORDER BY lane LIMIT 1)
     UNION ALL
     SELECT (SELECT e.lane FROM sendonce.email e
             WHERE e.stage = 'pending' AND e.started_at IS NULL AND e.lane > l.lane ORDER BY e.lane LIMIT 1)
     FROM lanes l WHERE l.lane IS NOT NULL
 )
-SELECT first.id, first.account, l.lane, sendonce.clock() AS now FROM lanes l, LATERAL (
+(SELECT first.id, first.account, l.lane, sendonce.clock() AS now FROM lanes l, LATERAL (
     SELECT e.id, e.account FROM sendonce.email e
     WHERE e.lane = l.lane AND e.stage = 'pending' AND e.started_at IS NULL
         AND e.next_attempt_at <= sendonce.clock() - %(after)s * interval '1 second'
     ORDER BY e.account, e.fairness_key, e.next_attempt_at LIMIT 1
 ) first
 WHERE NOT EXISTS (SELECT FROM sendonce.process p
-                  WHERE l.lane = ANY (p.lanes) AND p.beat_at > sendonce.clock() - interval '60 seconds')
+                  WHERE l.lane = ANY (p.lanes) AND p.beat_at > sendonce.clock() - interval '60 seconds'))
+UNION ALL
+-- Started, and no worker is there to go on with it.
+(SELECT first.id, first.account, l.lane, sendonce.clock() AS now FROM waiting l, LATERAL (
+    SELECT e.id, e.account FROM sendonce.email e
+    WHERE e.lane = l.lane AND e.stage IN ('pending', 'unknown') AND e.started_at IS NOT NULL
+        AND e.next_attempt_at <= sendonce.clock() - %(after)s * interval '1 second'
+    ORDER BY e.next_attempt_at, e.id LIMIT 1
+) first
+WHERE NOT EXISTS {_WORKED})
 """
 
 _SERVED_AGAIN = """
 INSERT INTO sendonce.alarm (kind, email_id, account, detail, closes)
 SELECT a.kind, a.email_id, a.account, 'served again', a.id
 FROM sendonce.alarm a LEFT JOIN sendonce.email e ON e.id = a.email_id
-WHERE a.kind = 'unserved' AND a.closes IS NULL AND (e.stage <> 'pending' OR e.started_at IS NOT NULL OR e.id IS NULL)
+WHERE a.kind = 'unserved' AND a.closes IS NULL
+    AND (e.id IS NULL OR e.stage NOT IN ('pending', 'unknown') OR e.seen_at > a.at)
     AND NOT EXISTS (SELECT FROM sendonce.alarm b WHERE b.closes = a.id)
 """
 
@@ -147,16 +174,26 @@ SELECT e.id, e.lane FROM sendonce.email e
 WHERE e.stage = 'pending' AND e.started_at IS NULL AND e.expires_at <= sendonce.clock()
 ORDER BY e.expires_at LIMIT 1 FOR UPDATE OF e SKIP LOCKED
 """
+# Started, and no worker is there to go on with it: there are few lanes like that, and their mail is read through.
+_EXPIRED_UNSERVED = f"""
+WITH RECURSIVE {_WAITING}
+SELECT e.id, e.lane FROM sendonce.email e
+WHERE e.stage = 'pending' AND e.started_at IS NOT NULL AND e.expires_at <= sendonce.clock()
+    AND e.lane = ANY (ARRAY(SELECT l.lane FROM waiting l WHERE NOT EXISTS {_WORKED}))
+LIMIT 1 FOR UPDATE OF e SKIP LOCKED
+"""
 
 
 async def expire_unstarted(
     conn: AsyncConnection[Any], lanes: Mapping[str, LanePolicy], actor: str, limit: int = 200
 ) -> int:
-    """Mails whose deadline passed before anybody started them: their lane is not served, or their account paused."""
+    """Mails whose deadline passed before anybody started them, or while no worker serves their lane any more."""
     done = 0
     while done < limit:
         async with conn.transaction(), conn.cursor(row_factory=dict_row) as cur:
             row = await (await cur.execute(_EXPIRED)).fetchone()
+            if row is None:
+                row = await (await cur.execute(_EXPIRED_UNSERVED)).fetchone()
             if row is None:
                 break
             await reconsider(conn, row["id"], lane=lane_of(lanes, row["lane"]), cause="expired", actor=actor)

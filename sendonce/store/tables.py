@@ -329,6 +329,7 @@ account = Table(
     Column("faults", Integer, nullable=False, server_default=_ZERO),
     Column("probe_at", _INSTANT),
     Column("probe_until", _INSTANT),
+    Column("probe_taken_at", _INSTANT),
     Column("probe_email", UUID),
     Column("paused_total", Interval, nullable=False, server_default=text("'0'::interval")),
     Column("fault_email", UUID),

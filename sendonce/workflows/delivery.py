@@ -90,6 +90,7 @@ class EmailDelivery:
 
     async def _step(self, ticket: Ticket) -> AttemptAnswer | None:
         """One call to the worker; None when the activity itself failed."""
+        await self._let_in()
         self._woken = False
         withdrawing, call = self._withdrawal_due, AttemptCall(ticket, list(self._carried))
         try:
@@ -111,6 +112,13 @@ class EmailDelivery:
         if isinstance(answer, Unrecorded):
             self._carry([answer.carried])
         return answer
+
+    async def _let_in(self) -> None:
+        """A cancellation that came together with the start, or with a timer, counts before the next step."""
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._cancel()
 
     async def _activity(self, step: Any, call: AttemptCall | Withdrawal) -> AttemptAnswer:
         """Run one local activity. A cancellation of the workflow is remembered and never reaches it."""

@@ -271,7 +271,9 @@ async def test_everything_at_a_tiny_size() -> None:
         found.throughput = await throughput.run(machine, 10, 1, said.append)
         found.latencies = await latency.run(machine, 1, 20.0, said.append, alone=2, half_seconds=0.5, flood=50, codes=3)
         found.neighbour = await latency.slow_relay(machine, said.append, stalled=5, stall_seconds=2.0, beside=2)
-        found.store = await store.run(machine, 1, said.append, sizes={"10k": (50, 0), "1m": (100, 20)}, turns=1)
+        found.store = await store.run(
+            machine, 1, said.append, sizes={"10k": (50, 0), "1m": (100, 20)}, turns=1, warm_turns=1
+        )
         found.soak = await soak.run(machine, 40, said.append)
     assert {FLOOR, OURS, NAIVE} <= found.throughput.rounds.keys()
     assert found.throughput.rounds.keys() | found.throughput.skipped.keys() >= PEERS.keys()

@@ -12,7 +12,9 @@ from temporalio.exceptions import ApplicationError
 
 from sendonce.activities.transports.base import Gate, Job
 from sendonce.outcome import Accepted, AttemptResult, Deferred, Refused, Reply, same_for_all
-from sendonce.starter import start_delivery
+from sendonce.stages import Stage
+from sendonce.starter import start_delivery, start_now
+from sendonce.store.intake import Enqueued
 from sendonce.workflows.port import Sent, Ticket, Wake
 
 if TYPE_CHECKING:
@@ -136,6 +138,26 @@ async def test_cancelling_the_workflow_withdraws_a_mail_that_waits(flow: Flow, r
             await flow.handle(key).result()
     assert (await flow.handle(key).describe()).status is WorkflowExecutionStatus.CANCELED
     assert len(transport.jobs) == 1
+
+
+async def test_a_mail_is_withdrawn_that_was_cancelled_while_no_worker_ran(flow: Flow, relay: type[Relay]) -> None:
+    transport = relay(*answer(LATER))
+    deferred = await flow.enqueue("deferred", retry={"delays": [0.5]})
+    async with flow.worker(transport):
+        await flow.rows_until("SELECT 1 FROM sendonce.email WHERE attempts > 0 AND stage = 'pending'")
+        await flow.until_event(deferred, "timer_started")
+    tried = len(transport.jobs)
+    fresh = await flow.enqueue("fresh")
+    enqueued = Enqueued(flow.ids[fresh], fresh, "default", "default", True, Stage.PENDING)
+    assert await start_now(flow.client, enqueued, task_queue_prefix=flow.prefix)
+    # The timer fires first.
+    await flow.until_event(deferred, "timer_fired")
+    for key in (deferred, fresh):
+        await flow.handle(key).cancel()
+    async with flow.worker(transport):
+        for key in (deferred, fresh):
+            await flow.until_stage(key, "cancelled")
+    assert len(transport.jobs) == tried
 
 
 async def test_cancelling_the_workflow_cannot_cut_a_transmission(flow: Flow, relay: type[Relay]) -> None:

@@ -10,12 +10,13 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from sendonce.errors import InvalidEmail
 from sendonce.outcome import Accepted, AccountFault, Deferred, NotOffered, Outcome, Refused, Reply, Unanswered
 from sendonce.policy import RetryPolicy
 from sendonce.stages import Stage
-from sendonce.store import Store
+from sendonce.store import Store, open_pool, reading
 from sendonce.store.claims import PROBE_LEFT_SECONDS
 from sendonce.store.records import BeginRefused, Begun, Busy, Claimed, Finished, Held, NoSuchRow, Paused, Wait
 
@@ -358,6 +359,51 @@ async def test_a_pause_concerns_only_those_who_hold_the_same_settings(bench: Ben
     other = Store(bench.pool, {"default": "settings-2"})
     claimed = await other.claim(bench.ids["k1"], "k1", lane=bench.lane, worker="w2", lease_seconds=20)
     assert isinstance(claimed, Claimed)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["claimed", "begun"])
+async def test_a_probe_whose_process_died_lets_another_pass(bench: Bench, begun: bool) -> None:
+    await bench.enqueue("probe")
+    await bench.enqueue("next")
+    await bench.store.account_fault("default", code=401, enhanced="")
+    await bench.advance(16)
+    assert await bench.store.take_probe("default", bench.ids["probe"], answer_seconds=600.0)
+    claimed = await bench.claim("probe", probe="")
+    if begun:
+        await bench.begin(claimed)
+    await bench.advance(16)
+    await bench.store.raise_due_alarms()
+    answer = await bench.ask("next")
+    assert isinstance(answer, Paused)
+    assert not answer.probe_due, "it is under way"
+    await bench.advance(10)  # its lease has lapsed
+    await bench.store.sweep_silent({"default": bench.lane}, actor="w2")
+    await bench.store.raise_due_alarms()
+    answer = await bench.ask("next")
+    assert isinstance(answer, Paused)
+    assert answer.probe_due
+    assert await bench.store.take_probe("default", bench.ids["next"], answer_seconds=600.0)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["intervalstyle = 'iso_8601'", "datestyle = 'SQL, DMY'", "default_transaction_isolation = 'serializable'"],
+)
+async def test_what_the_database_sets_for_sessions_makes_no_difference(
+    bench: Bench, database_url: str, setting: str
+) -> None:
+    await bench.enqueue()
+    name = conninfo_to_dict(database_url)["dbname"]
+    await bench.run(f'ALTER DATABASE "{name}" SET {setting}')
+    pool = open_pool(database_url, name="test", max_size=2)
+    await pool.open()
+    try:
+        bench.store = Store(pool, {"default": "settings-1"})
+        assert isinstance(await bench.attempt(Accepted(Reply(250))), Finished)
+        with reading.reading(database_url) as connection:
+            assert isinstance(reading.story(connection, "default", "k1"), reading.Story)
+    finally:
+        await pool.close()
 
 
 async def test_a_paused_mail_asks_again_at_its_deadline(bench: Bench) -> None:

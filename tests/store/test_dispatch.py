@@ -244,7 +244,34 @@ async def test_a_lane_that_nobody_serves_is_alarmed_until_somebody_does(bench: B
     await bench.store.beat("w2", "worker", ["typo"])
     await bench.store.unstarted("typo", limit=10, ceiling=10)
     await bench.store.raise_due_alarms()
+    assert await bench.open_alarms() == ["unserved"], "started, and no workflow has asked yet"
+    await bench.ask("k1")
+    await bench.store.raise_due_alarms()
     assert await bench.open_alarms() == []
+
+
+async def test_started_mail_of_a_lane_without_a_worker_is_alarmed_and_expires(bench: Bench) -> None:
+    now = (await bench.rows("SELECT sendonce.clock() AS now"))[0]["now"]
+    for key, fields in {"late": {"expires_at": (now + timedelta(seconds=400)).isoformat()}, "mail": {}}.items():
+        await bench.enqueue(key, lane="extra", **fields)
+        await bench.attempt(Deferred(Reply(451, "4.7.1")), key)
+    lanes = {"default": bench.lane, "extra": bench.lane}
+    await bench.advance(350)
+    await bench.store.beat("w1", "worker", ["default", "extra"])
+    await bench.store.raise_due_alarms()
+    assert await bench.open_alarms() == []
+    await bench.advance(61)
+    # The new worker serves one lane only; a starter alone delivers nothing.
+    await bench.store.beat("w2", "worker", ["default"])
+    await bench.store.beat("s1", "starter", ["default", "extra"])
+    await bench.store.raise_due_alarms()
+    assert await bench.open_alarms() == ["unserved"]
+    await bench.store.sweep_silent(lanes, actor="w2")
+    assert (await bench.email("late"))["stage"] == "expired"
+    assert (await bench.email("mail"))["stage"] == "pending"
+    await bench.claim("mail")
+    await bench.store.raise_due_alarms()
+    assert await bench.open_alarms() == ["expired"]
 
 
 async def test_a_deadline_passes_also_where_nobody_starts_anything(bench: Bench) -> None:

@@ -255,6 +255,7 @@ CREATE TABLE sendonce.account (
     faults          integer NOT NULL DEFAULT 0,
     probe_at        timestamptz,
     probe_until     timestamptz,                  -- the probe that is under way is given up then
+    probe_taken_at  timestamptz,
     probe_email     uuid,                         -- the mail that is that probe
     paused_total    interval NOT NULL DEFAULT '0',
     fault_email     uuid,                         -- the mail that met the last fault: others probe first

@@ -13,6 +13,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+# What Python verifies strictly from 3.13 on (RFC 5280 4.2.1): key identifiers, and what an authority's key is for.
+_SIGNS = x509.KeyUsage(
+    digital_signature=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
 DAYS = 7
 """How long a certificate is valid unless something else is asked for."""
 
@@ -40,7 +53,12 @@ class Authority:
         signer = serialization.load_pem_private_key(self.key.read_bytes(), None)
         assert isinstance(signer, ec.EllipticCurvePrivateKey)
         key = ec.generate_private_key(ec.SECP256R1())
-        made = _builder("loopback.test", key, days).issuer_name(authority.subject).add_extension(_names(names), False)
+        made = (
+            _builder("loopback.test", key, days)
+            .issuer_name(authority.subject)
+            .add_extension(_names(names), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        )
         return _certificate(folder, key, made.sign(signer, hashes.SHA256()))
 
 
@@ -51,7 +69,7 @@ def private_authority(folder: Path) -> Authority:
         _builder("authority.test", key, DAYS)
         .issuer_name(_name("authority.test"))
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(_SIGNS, critical=True)
     ).sign(key, hashes.SHA256())
     return Authority(*_written(folder, "authority.pem", "authority-key.pem", key, made))
 
@@ -64,6 +82,8 @@ def self_signed(folder: Path, *names: str) -> Certificate:
         .issuer_name(_name("loopback.test"))
         .add_extension(_names(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(_SIGNS, critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
     ).sign(key, hashes.SHA256())
     return _certificate(folder, key, made)
 
@@ -83,6 +103,7 @@ def _builder(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.C
         .subject_name(_name(subject))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=days) if days else now - timedelta(seconds=1))
     )

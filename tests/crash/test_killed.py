@@ -32,7 +32,9 @@ BY_SMTP = [
     Point("smtp", "after begin", end=End(("unknown",), copies=(0,))),
     Point("smtp", "before settle", end=UNKNOWN),
     # Nothing of the conversation before the dot can lead to acceptance.
-    *[Point("smtp", at, end=End()) for at in ("connect", "ehlo", "mail", "rcpt", "data", "body", "rset")],
+    *[Point("smtp", at, end=End()) for at in ("connect", "ehlo", "mail", "rcpt", "data", "rset")],
+    # Once the body is written the worker begins: it may just have had the time, and the dot has not come.
+    Point("smtp", "body", end=End(("sent", "unknown"), copies=(0, 1))),
     *[Point("secure", at, end=End()) for at in ("starttls", "auth")],
     Point("secure", "quit", end=ANSWERED),
     Point("smtp", "dot", end=UNKNOWN),

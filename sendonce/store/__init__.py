@@ -80,10 +80,11 @@ def open_pool(
 STEADY = """
 SELECT set_config('intervalstyle', 'postgres', false), set_config('datestyle', 'ISO, MDY', false),
     set_config('default_transaction_isolation', 'read committed', false),
-    set_config('default_transaction_read_only', 'off', false)
+    set_config('default_transaction_read_only', 'off', false), set_config('jit', 'off', false)
 """
 """What the statements rely on, whatever the database or the role sets: that reads see what the lock before them
-protects, and that instants and intervals are written as the driver reads them."""
+protects, that instants and intervals are written as the driver reads them, and that nothing is compiled for
+statements that take a millisecond."""
 
 
 async def steady(conn: AsyncConnection[Any]) -> None:

@@ -55,7 +55,7 @@ class Rate:
         """
         found = _FORM.fullmatch(text.strip())
         if found is None:
-            raise ConfigurationError(f"{text!r} is no rate; write 14/s, 100/min, 50000/day or 100/min burst 20")
+            raise ConfigurationError(f"{text!r} is no rate; write 14/s, 100/min, 3000/h, 50000/day or 100/min burst 20")
         count, times, unit, burst = found.groups()
         seconds = float(int(times or 1) * _UNITS[unit])
         if not int(count) or not 0 < seconds <= 31 * 86400:

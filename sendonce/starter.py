@@ -16,7 +16,7 @@ import psycopg
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from sendonce.activities.failures import where
 from sendonce.pace import Pace
@@ -239,6 +239,8 @@ class Starter:
         ticket = Ticket(str(row.email_id), row.key, row.lane, row.account)
         try:
             try:
+                if again:
+                    await self._leave_other_queue(ticket)
                 await start_delivery(self._client, ticket, prefix=self._prefix, wake=again)
             except WorkflowAlreadyStartedError:
                 await self._look_at(lane, row, ticket)
@@ -250,6 +252,30 @@ class Starter:
             await self._unstamp(row)
         else:
             self._back_off = 0.0
+
+    async def _leave_other_queue(self, ticket: Ticket) -> None:
+        """End a run that waits on a task queue other than ours, where nobody may ever ask for it: another prefix in the
+        settings of whoever started it. The next start puts it on ours.
+        """
+        handle = self._client.get_workflow_handle(ticket.workflow_id)
+        try:
+            found = await handle.describe(rpc_timeout=RPC_TIMEOUT)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return
+            raise
+        queue = task_queue(self._prefix, ticket.lane)
+        ours = found.workflow_type == WORKFLOW_NAME and found.status is WorkflowExecutionStatus.RUNNING
+        if ours and found.task_queue != queue:
+            logger.warning(
+                "%s waits on task queue %r: it is started anew on %r; is task_queue_prefix the same everywhere?",
+                ticket.workflow_id,
+                found.task_queue,
+                queue,
+            )
+            await self._client.get_workflow_handle(found.id, run_id=found.run_id).terminate(
+                reason="on another task queue", rpc_timeout=RPC_TIMEOUT
+            )
 
     async def _look_at(self, lane: LanePolicy, row: Startable, ticket: Ticket) -> None:
         """ "Already started" proves nothing: see what is there."""

@@ -14,7 +14,7 @@ import typer
 
 from sendonce import settings
 from sendonce.cli import logs
-from sendonce.cli.base import ConfigOption, JsonOption, app
+from sendonce.cli.base import JsonOption, app
 from sendonce.cli.output import print_fields, print_json, progress
 from sendonce.cli.running import LogLevel, LogLevelOption
 from sendonce.errors import ConfigurationError
@@ -56,7 +56,10 @@ def up(
     data: Annotated[
         Path, typer.Option("--data", metavar="DIR", help="Where everything is kept, from start to start.")
     ] = Path(".sendonce"),
-    config: ConfigOption = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="Settings to take lanes and account names from [default: none]."),
+    ] = None,
     log_level: LogLevelOption = LogLevel.WARNING,
     as_json: JsonOption = False,
 ) -> None:

@@ -102,6 +102,14 @@ async def test_starters_side_by_side_send_everything_once(flow: Flow, relay: typ
     assert counts == [{"n": 60}]
 
 
+async def test_a_workflow_on_another_task_queue_is_started_anew(flow: Flow, relay: type[Relay]) -> None:
+    key = await flow.enqueue()
+    enqueued = Enqueued(flow.ids[key], key, "default", "default", True, Stage.PENDING)
+    assert await start_now(flow.client, enqueued, task_queue_prefix=f"other-{flow.prefix}")
+    async with flow.worker(relay(), overdue_seconds=1.0):
+        await flow.until_stage(key, "sent")
+
+
 async def test_business_code_may_start_at_once(flow: Flow, relay: type[Relay]) -> None:
     async with flow.worker(relay(), with_starter=False):
         key = await flow.enqueue()

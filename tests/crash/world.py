@@ -147,7 +147,10 @@ class World:
         file = self.folder / "sendonce.toml"
         text = SETTINGS.format(world=self, margin=WINDOW_MARGIN, answer=ANSWER_SECONDS)
         accounts = [f"[accounts.{name}]\n{settings}\n" for name, settings in self._accounts.items()]
-        file.write_text(text + "".join(accounts), encoding="utf-8")
+        # Whole or not at all: a worker may be reading it.
+        new = file.with_suffix(".new")
+        new.write_text(text + "".join(accounts), encoding="utf-8")
+        new.replace(file)
         return file
 
     def worker(self, *stop: str, holds: Mapping[UUID, str] | None = None) -> Worker:

@@ -16,7 +16,7 @@ from temporalio.worker import Worker
 
 from sendonce.activities.failures import client_options
 from sendonce.outcome import TEXT_LIMIT
-from sendonce.store import accounts
+from sendonce.store import accounts, routes
 from sendonce.testing import http_misbehaviour, smtp_misbehaviour
 from sendonce.workflows import EmailDelivery
 from sendonce.workflows.port import DeliverySteps
@@ -53,7 +53,8 @@ async def test_an_answer_that_takes_longer_than_the_lease_is_awaited(
 
 async def test_a_refused_mail_takes_no_neighbour_with_it(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     # The mail that met the fault leaves the next probe to others for so long.
-    monkeypatch.setattr(accounts, "YIELD_SECONDS", 10.0)
+    for module in (accounts, routes):
+        monkeypatch.setattr(module, "YIELD_SECONDS", 10.0)
     refusal = smtp_misbehaviour.refuse_sender(554, "5.7.1 sender not verified")
     refusal.when = lambda sender: sender == "unverified@example.com"
     office.relay.script.add(refusal)

@@ -171,9 +171,9 @@ async def claim(
     """One statement: lease the row to a new attempt, or say why not.
 
     A ``str`` is a verdict of :data:`LIMIT_VERDICTS`: a limit has been reached, or a recipient is on the suppression
-    list, and the facts module must conclude it. ``paced`` are the accounts with rates, ``limited`` the
-    destination domains that have rates with them, and ``slot`` is the
-    one that the caller has a slot of. ``route`` comes from :func:`sendonce.store.routes.params`.
+    list, and the facts module must conclude it. ``paced`` are the accounts with rates, ``limited`` the destination
+    domains that have rates with them, and ``slot`` is the account that the caller has a slot of. ``route`` comes from
+    :func:`sendonce.store.routes.params`.
     """
     lease = uuid4()
     params = {

@@ -21,6 +21,7 @@ from sqlalchemy.pool import NullPool
 
 from sendonce.errors import NoSuchEmail, StoreNotReady
 from sendonce.store import tables as t
+from sendonce.store.pool import STEADY
 
 CONNECT_SECONDS = 10
 """How long a connection is tried, unless the URL or ``PGCONNECT_TIMEOUT`` says otherwise."""
@@ -211,9 +212,7 @@ def _connect(url: str) -> psycopg.Connection[Any]:
     given = conninfo_to_dict(url)
     connection = psycopg.connect(url, **{name: value for name, value in extra.items() if name not in given})
     # Instants and intervals as the driver reads them, whatever the database or the role sets.
-    connection.execute(
-        "SELECT set_config('intervalstyle', 'postgres', false), set_config('datestyle', 'ISO, MDY', false)"
-    )
+    connection.execute(STEADY)
     connection.commit()
     return connection
 

@@ -66,12 +66,14 @@ async def take(conn: AsyncConnection[Any], several: Mapping[str, Pools], lane: s
             continue
         now = rows[0][3]
         found = {name: (version, state) for name, version, state, _ in rows}
-        given = {name: reserve(found[name][1], several[name], lane, wanted, now)[0] for name in several}
-        lacking = min(given, key=lambda name: len(given[name].at))
-        count = len(given[lacking].at)
-        taken = {name: reserve(found[name][1], several[name], lane, count, now) for name in several}
+        taken = {name: reserve(found[name][1], several[name], lane, wanted, now) for name in several}
+        lacking = min(taken, key=lambda name: len(taken[name][0].at))
+        count, retry_at = len(taken[lacking][0].at), taken[lacking][0].next_at
+        for name, (slots, _) in taken.items():
+            if len(slots.at) > count:
+                taken[name] = reserve(found[name][1], several[name], lane, count, now)
         delays = tuple(max(times) - now for times in zip(*(slots.at for slots, _ in taken.values()), strict=True))
-        answer = Given(delays, given[lacking].next_at - now, lacking)
+        answer = Given(delays, retry_at - now, lacking)
         if not count:
             return answer
         params = {

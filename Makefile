@@ -1,4 +1,4 @@
-# Everything runs from .venv, which the first target makes: `make test`, `make demo`.
+# Everything runs from .venv, which the first target makes: `make test`, `make demo`, `make example`.
 # Another interpreter (3.11 or later): `make PYTHON=/path/to/python3 …`. More arguments for pytest: `make test ARGS="-k …"`.
 
 PYTHON ?= python3
@@ -6,7 +6,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.synced
 
-.PHONY: venv demo check test slow mta bench
+.PHONY: venv demo example check test slow mta docs dist bench
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -46,6 +46,10 @@ $(STAMP): pyproject.toml uv.lock
 demo: $(STAMP)
 	$(BIN)/sendonce demo
 
+# A shop to look at: examples/bookstore. `make example ARGS=--check` orders a book, shows its mail and ends.
+example: $(STAMP)
+	@cd examples && exec ../$(BIN)/python -m bookstore $(ARGS)
+
 check: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -60,6 +64,17 @@ slow: $(STAMP)
 
 mta: $(STAMP)
 	$(BIN)/pytest -m mta tests/mta $(ARGS)
+
+# The site, in site/. Nothing is fetched; a broken link or a page that is not in the navigation is an error. Not --quiet:
+# mkdocs counts no warning then, and calls nothing an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# Wheel and sdist in dist/, and the tests of what is in them, installed.
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/uv build --quiet
+	$(BIN)/pytest -m dist tests/dist $(ARGS)
 
 # In an environment of its own: what is installed to be compared with must not be seen by the tests. More arguments:
 # `make bench ARGS="--only throughput,latency"`.

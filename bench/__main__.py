@@ -15,11 +15,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import latency, soak, stack, store, throughput
+from bench import latency, reuse, scale, soak, stack, steps, store, throughput
 from bench.goals import Measured
 from bench.report import show, write
 
-SECTIONS = ("throughput", "latency", "relay", "store", "soak")
+SECTIONS = ("throughput", "latency", "relay", "store", "soak", "scale", "reuse", "steps")
 CAPACITY = 40.0
 """Mails per second that are taken for the capacity when throughput was not measured."""
 
@@ -62,6 +62,12 @@ async def measure(arguments: argparse.Namespace) -> Measured:
             found.store = await store.run(machine, arguments.rounds, say)
         if "soak" in arguments.sections:
             found.soak = await soak.run(machine, soak.LONG if arguments.long else soak.SHORT, say)
+        if "scale" in arguments.sections:
+            found.scale = await scale.run(machine, say)
+        if "reuse" in arguments.sections:
+            found.reuse = await reuse.run(machine, arguments.rounds, say)
+        if "steps" in arguments.sections:
+            found.steps = await steps.run(machine.folder, arguments.rounds, say)
     return found
 
 

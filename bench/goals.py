@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from bench.latency import BARE, Latencies
 from bench.peers import DBOS
+from bench.reuse import Reuse
+from bench.scale import Way
 from bench.soak import Soak
+from bench.steps import Steps
 from bench.store import LOOK, StoreTimes
 from bench.throughput import FLOOR, NAIVE, OURS, Throughput
 
@@ -22,6 +25,10 @@ class Measured:
     """Seconds of mails beside a relay that stalls."""
     store: StoreTimes | None = None
     soak: Soak | None = None
+    scale: dict[str, Way] | None = None
+    """By how many processes there were."""
+    reuse: Reuse | None = None
+    steps: Steps | None = None
 
 
 RATIOS = (

@@ -12,6 +12,7 @@ from temporalio import activity, workflow
 
 with workflow.unsafe.imports_passed_through():
     import aiosmtplib
+    from temporalio.client import Client
     from temporalio.worker import Worker
 
     from bench.engine import QUEUE, connect
@@ -35,21 +36,26 @@ async def send(key: str, port: int) -> None:
     await aiosmtplib.send(message(key), hostname="127.0.0.1", port=port, start_tls=False)
 
 
+async def _client(target: str, tuned: bool) -> Client:
+    """With the SDK's defaults, or like ours."""
+    return await (connect(target) if tuned else Client.connect(target))
+
+
 @asynccontextmanager
-async def worker(target: str) -> AsyncIterator[Handler]:
+async def worker(target: str, tuned: bool) -> AsyncIterator[Handler]:
     """Runs them, with the SDK's defaults; no commands."""
 
     async def handle(_: dict[str, Any]) -> None:
         return None
 
-    async with Worker(await connect(target), task_queue=QUEUE, workflows=[NaiveMail], activities=[send]):
+    async with Worker(await _client(target, tuned), task_queue=QUEUE, workflows=[NaiveMail], activities=[send]):
         yield handle
 
 
 @asynccontextmanager
-async def application(target: str, port: int) -> AsyncIterator[Handler]:
+async def application(target: str, port: int, tuned: bool) -> AsyncIterator[Handler]:
     """Command: start ``number`` of them, so many calls at a time; nobody waits for their ends."""
-    client = await connect(target)
+    client = await _client(target, tuned)
 
     async def handle(command: dict[str, Any]) -> None:
         places = asyncio.Semaphore(AT_ONCE)

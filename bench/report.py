@@ -19,7 +19,10 @@ from rich.table import Table
 from bench.goals import Measured, goals, ratios
 from bench.latency import Latencies
 from bench.measure import short, spread
+from bench.reuse import Reuse
+from bench.scale import Way
 from bench.soak import Soak
+from bench.steps import Steps
 from bench.store import StoreTimes
 from bench.throughput import RELAY, Throughput
 
@@ -38,7 +41,15 @@ def show(found: Measured, console: Console) -> None:
         console.print(_store(found.store))
     if found.soak is not None:
         console.print(_soak(found.soak))
-    console.print(_goals(found))
+    if found.scale is not None:
+        console.print(_scale(found.scale))
+        console.print(f"All of it shares {os.cpu_count()} cores: what is shown is what contention costs, not speed-up.")
+    if found.reuse is not None:
+        console.print(_reuse(found.reuse))
+    if found.steps is not None:
+        console.print(_steps(found.steps))
+    if any(goal.value is not None for goal in goals(found)):
+        console.print(_goals(found))
 
 
 def _throughput(found: Throughput) -> Table:
@@ -101,6 +112,51 @@ def _soak(found: Soak) -> Table:
     return table
 
 
+def _scale(found: dict[str, Way]) -> Table:
+    table = Table(title="Several processes on one installation; CPU in seconds per 1,000; median (least-most)")
+    parts = [*dict.fromkeys(part for way in found.values() for one in way.rounds for part in one.cpu)]
+    for heading in ("", "per second", "CPU", *parts, "mails, once each", "attempts", "shares, %", "used by others"):
+        table.add_column(heading, justify="left" if heading == "" else "right")
+    for name, way in found.items():
+        cpu = {part: [one.cpu[part] for one in way.rounds if part in one.cpu] for part in parts}
+        table.add_row(
+            name,
+            str(spread([one.per_second for one in way.rounds])),
+            str(spread([one.cpu_total for one in way.rounds])),
+            *(short(median(values)) if values else "" for values in cpu.values()),
+            f"{way.mails:,}",
+            f"{way.attempts:,}",
+            " + ".join(f"{share * 100:.0f}" for share in way.shares),
+            f"{median(one.foreign for one in way.rounds):.0%}",
+        )
+    return table
+
+
+def _reuse(found: Reuse) -> Table:
+    table = Table(title=f"Connections kept and not, {found.mails} mails one by one; ms per mail, median (least-most)")
+    for heading in ("", "ms", "CPU of who sends, ms", "CPU of the server, ms", "connections"):
+        table.add_column(heading, justify="left" if heading == "" else "right")
+    for way, rounds in found.rounds.items():
+        table.add_row(
+            way,
+            str(spread([one.ms for one in rounds])),
+            str(spread([one.cpu_ms for one in rounds])),
+            str(spread([one.server_cpu_ms for one in rounds])),
+            f"{median(one.connections for one in rounds):.0f}",
+        )
+    return table
+
+
+def _steps(found: Steps) -> Table:
+    table = Table(title="What a workflow costs Temporal; CPU in seconds per 1,000, median (least-most)")
+    for heading in ("", "CPU", "of the empty one"):
+        table.add_column(heading, justify="left" if heading == "" else "right")
+    least = next(iter(found.summary().values()))
+    for way, rounds in found.cpu.items():
+        table.add_row(way, str(spread(rounds)), f"{median(rounds) / least:.2f}")
+    return table
+
+
 def _goals(found: Measured) -> Table:
     table = Table(title="Goals")
     for heading in ("", "measured", "goal", ""):
@@ -119,6 +175,9 @@ def as_json(found: Measured) -> dict[str, Any]:
         "machine": {"cores": os.cpu_count(), "system": platform.system(), "python": platform.python_version()},
         "versions": dict(_versions()),
         "ratios": ratios(found),
+        "scale": None if found.scale is None else {name: way.summary() for name, way in found.scale.items()},
+        "reuse": None if found.reuse is None else found.reuse.summary(),
+        "steps": None if found.steps is None else found.steps.summary(),
         "goals": [{**asdict(goal), "met": goal.met} for goal in goals(found)],
         "measured": asdict(found),
     }

@@ -92,6 +92,7 @@ async def _claim_ms(machine: Machine, url: str) -> float:
             claimed = await store.claim(one.id, one.key, lane=PROBE_LANE, worker=grow.WORKER, lease_seconds=20)
             times.append(time.perf_counter() - begun)
             assert isinstance(claimed, Claimed)
+            await grow.pin(store, claimed)
             await grow.begin(store, claimed)
             await grow.settle(store, claimed)
     return median(times) * 1000

@@ -17,6 +17,7 @@ import psycopg
 
 from bench.part import ROOT, Part, PartFailed
 from sendonce.embedded import ChildProcess, EmbeddedPostgres, EmbeddedTemporal, clean_environment
+from sendonce.search_attributes import NAMES
 from sendonce.store.migrate import migrate
 
 READY_SECONDS = 30.0
@@ -101,9 +102,13 @@ def _prepare(url: str) -> None:
 
 
 @asynccontextmanager
-async def temporal() -> AsyncIterator[EmbeddedTemporal]:
-    """A dev server of this measurement's own, in memory: what a workflow costs grows with the histories it keeps."""
-    server = await asyncio.to_thread(EmbeddedTemporal.start)
+async def temporal(*, tuned: bool = True) -> AsyncIterator[EmbeddedTemporal]:
+    """A dev server of this measurement's own, in memory: what a workflow costs grows with the histories it keeps.
+
+    ``tuned``: with the settings of ``sendonce up``; else as ``temporal server start-dev`` has it.
+    """
+    keywords = dict.fromkeys(NAMES, "Keyword") if tuned else {}
+    server = await asyncio.to_thread(lambda: EmbeddedTemporal.start(search_attributes=keywords, tuned=tuned))
     try:
         yield server
     finally:
@@ -153,14 +158,15 @@ async def worker(
 
 
 @dataclass
-class Ours:
-    """Everything that a mail of ours meets."""
+class Servers:
+    """Everything that a mail of ours meets, but what sends it."""
 
     url: str
+    settings: str
+    """The text of ``sendonce.toml``."""
     sink: Part
     port: int
     temporal: EmbeddedTemporal
-    worker: ChildProcess
     feeder: Part
     postgres_pid: int
 
@@ -170,7 +176,6 @@ class Ours:
         return {
             "store": self.postgres_pid,
             "Temporal": self.temporal.pid,
-            "worker": self.worker.pid,
             "enqueueing": self.feeder.pid,
             "relay": self.sink.pid,
         }
@@ -180,15 +185,29 @@ class Ours:
         connection = await psycopg.AsyncConnection.connect(self.url, autocommit=True)
         end = time.monotonic() + seconds
         async with connection:
-            while await (await connection.execute("SELECT FROM sendonce.email WHERE stage <> 'sent'")).fetchone():
+            waiting = "SELECT 1 FROM sendonce.email WHERE stage <> 'sent' LIMIT 1"
+            while await (await connection.execute(waiting)).fetchone():
                 if time.monotonic() > end:
                     raise PartFailed(f"mails were not sent within {seconds:g} s")
                 await asyncio.sleep(0.02)
 
 
+@dataclass
+class Ours(Servers):
+    """The same with a worker, whose starter starts the workflows."""
+
+    worker: ChildProcess
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """By what is reported."""
+        store, engine, *others = super().pids.items()
+        return dict([store, engine, ("worker", self.worker.pid), *others])
+
+
 @asynccontextmanager
-async def ours(machine: Machine, *, stalled: float | None = None) -> AsyncIterator[Ours]:
-    """A whole installation. ``stalled``: with an account ``slow`` too, whose relay answers after that many seconds."""
+async def servers(machine: Machine, *, stalled: float | None = None) -> AsyncIterator[Servers]:
+    """``stalled``: with an account ``slow`` too, whose relay answers after that many seconds."""
     async with AsyncExitStack() as closing:
         url = await machine.database()
         closing.push_async_callback(machine.drop, url)
@@ -200,5 +219,12 @@ async def ours(machine: Machine, *, stalled: float | None = None) -> AsyncIterat
         feeder = await closing.enter_async_context(
             await Part.start("bench.feed:feeder", machine.folder, database_url=url)
         )
-        process = await closing.enter_async_context(worker(machine, settings(url, server.target, ports)))
-        yield Ours(url, part, port, server, process, feeder, machine.postgres.pid)
+        text = settings(url, server.target, ports)
+        yield Servers(url, text, part, port, server, feeder, machine.postgres.pid)
+
+
+@asynccontextmanager
+async def ours(machine: Machine, *, stalled: float | None = None) -> AsyncIterator[Ours]:
+    """A whole installation; ``stalled`` as for :func:`servers`."""
+    async with servers(machine, stalled=stalled) as around, worker(machine, around.settings) as process:
+        yield Ours(**vars(around), worker=process)

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 from bench import peers, stack
@@ -22,7 +23,7 @@ RELAY = "relay"
 
 WAIT_SECONDS = 300.0
 
-FLOOR, OURS, NAIVE = "empty workflow", "Sendonce", "naive Temporal"
+FLOOR, OURS, NAIVE, NAIVE_TUNED = "empty workflow", "Sendonce", "naive Temporal", "naive, tuned server"
 
 
 @dataclass(frozen=True)
@@ -109,16 +110,16 @@ async def ours(machine: Machine) -> AsyncIterator[Contender]:
 
 
 @asynccontextmanager
-async def naive(machine: Machine) -> AsyncIterator[Contender]:
+async def naive(machine: Machine, *, tuned: bool = False) -> AsyncIterator[Contender]:
     """One workflow with one activity, started by an application of its own."""
     async with AsyncExitStack() as closing:
-        server = await closing.enter_async_context(stack.temporal())
+        server = await closing.enter_async_context(stack.temporal(tuned=tuned))
         sink, port = await closing.enter_async_context(stack.sink(machine))
         worker = await closing.enter_async_context(
-            await Part.start("bench.naive:worker", machine.folder, target=server.target)
+            await Part.start("bench.naive:worker", machine.folder, target=server.target, tuned=tuned)
         )
         application = await closing.enter_async_context(
-            await Part.start("bench.naive:application", machine.folder, target=server.target, port=port)
+            await Part.start("bench.naive:application", machine.folder, target=server.target, port=port, tuned=tuned)
         )
 
         async def run(prefix: str, number: int) -> None:
@@ -154,7 +155,7 @@ async def run(
 ) -> Throughput:
     """Every contender once, then again: what the machine does meanwhile falls on all alike."""
     found = Throughput()
-    contenders: dict[str, Enter] = {FLOOR: floor, OURS: ours, NAIVE: naive}
+    contenders: dict[str, Enter] = {FLOOR: floor, OURS: ours, NAIVE: naive, NAIVE_TUNED: partial(naive, tuned=True)}
     for name, peer in peers.PEERS.items():
         if (why := peer.missing()) is None:
             contenders[name] = peer.enter

@@ -1,5 +1,5 @@
 """``python -m sendonce``: the command line."""
 
-from sendonce.cli import main
+from sendonce.cli import process
 
-main()
+process()

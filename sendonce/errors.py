@@ -4,6 +4,7 @@ SendonceError
 ├── InvalidEmail             the request itself is wrong; names the field
 ├── IdempotencyConflict      the key is taken by other content
 ├── NoSuchEmail              no row under that key
+├── WaitTimeout              the mail has not ended within the time given
 ├── ConfigurationError       settings that cannot work; says which and what to write instead
 ├── StoreNotReady            the schema is missing or older than this release
 └── TemplateFault            a template is missing, broken, or lacks a parameter; names file and line
@@ -49,7 +50,9 @@ class TemplateFault(SendonceError):
     def __init__(self, template: str, file: str, line: int, why: str) -> None:
         """``file``: relative to the folder of templates, or ``""``; ``line``: from 1, 0 when unknown."""
         self.template, self.file, self.line, self.why = template, file, line, why
-        super().__init__(f"template {template!r}: {self.place}: mend it, or give it what it asks for")
+        # What concerns the template as a whole says by itself what to do.
+        advice = "; mend it, or give it what it asks for" if file else ""
+        super().__init__(f"template {template!r}: {self.place}{advice}")
 
     @property
     def place(self) -> str:
@@ -61,10 +64,23 @@ class TemplateFault(SendonceError):
 class NoSuchEmail(SendonceError):
     """There is no mail under that key (or its transaction has not committed yet)."""
 
-    def __init__(self, account: str, key: str) -> None:
-        super().__init__(f"no mail with key {key!r} in account {account!r}")
+    def __init__(self, account: str, key: str, hint: str = "") -> None:
+        """``hint``: what to look at instead, as the rest of the sentence."""
+        super().__init__(f"no mail with key {key!r} in account {account!r}{hint}")
         self.account = account
         self.key = key
+
+
+class WaitTimeout(SendonceError, TimeoutError):
+    """The mail has not ended within the time given to :func:`sendonce.wait`; it goes on."""
+
+    def __init__(self, account: str, key: str, stage: str, seconds: float) -> None:
+        super().__init__(
+            f"the mail with key {key!r} in account {account!r} is {stage} after {seconds:g} s; it goes on by itself"
+        )
+        self.account = account
+        self.key = key
+        self.stage = stage
 
 
 class ConfigurationError(SendonceError):

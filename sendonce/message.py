@@ -20,9 +20,11 @@ from sendonce.attachment import Attachment, Attachments
 from sendonce.checked import Checked, matching, short_line
 from sendonce.checks import LINE_LIMIT, encoded_length, envelope_mailbox, header_text, plain_json, storable_text
 from sendonce.errors import ConfigurationError, InvalidEmail
+from sendonce.final import OnFinal, SignalWorkflow, read_on_final
 from sendonce.headers import Headers, with_auto_submitted
 from sendonce.policy import RetryPolicy, UnknownPolicy
 from sendonce.ready_made import HEADER_LIMIT, check_ready_made, read_ready_made
+from sendonce.template import Template
 
 if TYPE_CHECKING:
     from sendonce.address import AddressLike, AddressList
@@ -122,6 +124,7 @@ def _word(value: str | None) -> str | None:
 _Text = Annotated[str | None, AfterValidator(_text)]
 _Word = Annotated[str | None, AfterValidator(_word)]
 _Instant = Annotated[datetime | None, BeforeValidator(_instant)]
+_Id = Annotated[str, matching(_KEY, "1 to 100 characters of A-Z a-z 0-9 . _ : -")]
 
 
 class OutgoingEmail(Checked):
@@ -132,7 +135,7 @@ class OutgoingEmail(Checked):
     :class:`~sendonce.errors.InvalidEmail` for everything that could not be stored or sent.
     """
 
-    key: Annotated[str, matching(_KEY, "1 to 100 characters of A-Z a-z 0-9 . _ : -")]
+    key: _Id
     """One key, one mail. It is visible in Temporal and to the provider: put no personal data into it."""
     account: Annotated[str, matching(_NAME, "1 to 50 characters of a-z 0-9 _ -")] = DEFAULT_ACCOUNT
     """The provider account that sends it; keys are unique within an account."""
@@ -152,7 +155,8 @@ class OutgoingEmail(Checked):
     html: _Text = None
     """The HTML part; an empty string leaves it out."""
     template: _Word = None
-    """The name of the template that makes subject, text and HTML; not together with ``text`` or ``html``."""
+    """The name of the template that makes subject, text and HTML; not together with ``text`` or ``html``. Given as a
+    :class:`sendonce.Template`, it brings its parameters."""
     parameters: Annotated[dict[str, Any] | None, BeforeValidator(_parameters)] = None
     """What the template is filled with: JSON values. Copied, so that later changes have no effect."""
     locale: Annotated[str, matching(_LOCALE, 'a language tag such as "de" or "de-AT"')] | None = None
@@ -174,9 +178,15 @@ class OutgoingEmail(Checked):
     """Not after this instant; later than ``send_after``. Aware; kept in UTC."""
     requested_by: _Word = None
     """Who asked, for the log of transitions. A service or an operator, not the recipient."""
-    fairness_key: Annotated[str, matching(_KEY, "1 to 100 characters of A-Z a-z 0-9 . _ : -")] | None = None
+    fairness_key: _Id | None = None
     """Whose mail it is, such as a tenant's id. Mail of one account and lane takes turns by it, so that one tenant's
     backlog does not delay another's mail. None: together with all other mail that has none."""
+    topic: _Id | None = None
+    """What this mail is the latest word on, such as ``password-reset:user-42``: the older mails of this account and
+    topic that have not been offered yet are cancelled once it commits."""
+    on_final: Annotated[OnFinal | None, BeforeValidator(read_on_final)] = None
+    """Who is told how it ended: ``"take"``, for :func:`sendonce.take_finals`, or a
+    :class:`~sendonce.SignalWorkflow`."""
     retry: Annotated[RetryPolicy | None, BeforeValidator(_retry)] = None
     """This mail's own retry policy instead of its lane's."""
     unknown: UnknownPolicy | None = None
@@ -199,7 +209,7 @@ class OutgoingEmail(Checked):
             subject: str = "",
             text: str | None = None,
             html: str | None = None,
-            template: str | None = None,
+            template: str | Template | None = None,
             parameters: Mapping[str, Any] | None = None,
             locale: str | None = None,
             rendered: bool = False,
@@ -211,9 +221,21 @@ class OutgoingEmail(Checked):
             expires_at: datetime | None = None,
             requested_by: str | None = None,
             fairness_key: str | None = None,
+            topic: str | None = None,
+            on_final: OnFinal | None = None,
             retry: RetryPolicy | None = None,
             unknown: UnknownPolicy | None = None,
         ) -> None: ...
+
+    @model_validator(mode="before")
+    @classmethod
+    def _typed(cls, given: Any) -> Any:
+        typed = given.get("template") if isinstance(given, dict) else None
+        if not isinstance(typed, Template):
+            return given
+        if given.get("parameters"):
+            raise InvalidEmail("parameters", "are those of the template's class: give no others")
+        return {**given, "template": typed.template_name, "parameters": typed.parameters()}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -258,10 +280,11 @@ class OutgoingEmail(Checked):
             "text": len((self.text or "").encode()),
             "html": len((self.html or "").encode()),
         }
-        if encoded_size(sum(sizes.values())) > CONTENT_LIMIT:
+        if (encoded := encoded_size(sum(sizes.values()))) > CONTENT_LIMIT:
             raise InvalidEmail(
                 max(sizes, key=lambda field: sizes[field]),
-                f"text, html, parameters and attachments together exceed {CONTENT_LIMIT} octets in base64",
+                f"text, html, parameters and attachments together are {encoded} octets in base64, and exceed "
+                f"{CONTENT_LIMIT}, which holds files of about 19 MB; send a link to what is larger",
             )
 
     @classmethod
@@ -278,6 +301,8 @@ class OutgoingEmail(Checked):
         expires_at: datetime | None = None,
         requested_by: str | None = None,
         fairness_key: str | None = None,
+        topic: str | None = None,
+        on_final: OnFinal | None = None,
         retry: RetryPolicy | None = None,
         unknown: UnknownPolicy | None = None,
     ) -> OutgoingEmail:
@@ -310,6 +335,8 @@ class OutgoingEmail(Checked):
             expires_at=expires_at,
             requested_by=requested_by,
             fairness_key=fairness_key,
+            topic=topic,
+            on_final=on_final,
             retry=retry,
             unknown=unknown,
         )
@@ -334,6 +361,8 @@ class OutgoingEmail(Checked):
             body[name] = [address.model_dump() for address in body[name]]
         for name in ("send_after", "expires_at"):
             body[name] = body[name] and body[name].isoformat()
+        if isinstance(self.on_final, SignalWorkflow):
+            body["on_final"] = self.on_final.model_dump()
         body["retry"] = self.retry and self.retry.to_json()
         body["mime"] = True if self.mime is not None else None
         return body

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, assert_never
 
 TEXT_LIMIT = 1000
@@ -162,6 +162,18 @@ class AttemptResult:
         rank = {"unanswered": 0, "account_fault": 1, "refused": 2, "deferred": 3, "not_offered": 4, "accepted": 5}
         ordered = sorted(self.outcomes.items(), key=lambda item: (rank[item[1].kind], item[0]))
         return ordered[0][1].reply if ordered else Reply()
+
+    def without_texts(self) -> AttemptResult:
+        """The same in codes: without what the provider wrote, which may quote an address."""
+        return AttemptResult({ordinal: _in_codes(outcome) for ordinal, outcome in self.outcomes.items()})
+
+
+_CODE = re.compile(r"[A-Za-z0-9._:-]{0,100}")
+
+
+def _in_codes(outcome: Outcome) -> Outcome:
+    enhanced = outcome.reply.enhanced
+    return replace(outcome, reply=Reply(outcome.reply.code, enhanced if _CODE.fullmatch(enhanced) else ""))
 
 
 def same_for_all(ordinals: tuple[int, ...], outcome: Outcome) -> AttemptResult:

@@ -192,6 +192,9 @@ class LanePolicy:
     """Whether its mail may use the connections that an account keeps free."""
     places: int = 20
     """Transmissions at once per account and worker process (bulkhead). 1 to 1000."""
+    content_days: float | None = None
+    """Days after which the content of a mail that is final is erased, instead of ``[retention] content_days``; 0: at
+    once, by the next round of the upkeep. 0 to 3650. None: as there."""
 
     def __post_init__(self) -> None:
         checks = {
@@ -202,6 +205,7 @@ class LanePolicy:
             "rate_share": (_within(self.rate_share, 0, 0.9), "a number from 0 to 0.9"),
             "urgent": (isinstance(self.urgent, bool), "true or false"),
             "places": (_whole(self.places, 1, 1000), "a whole number from 1 to 1000"),
+            "content_days": (self.content_days is None or _within(self.content_days, 0, 3650), "days from 0 to 3650"),
         }
         for name, (fine, wanted) in checks.items():
             if not fine:

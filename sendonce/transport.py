@@ -1,6 +1,6 @@
 """What a transport of your own is made of: one coroutine that makes one API call. See docs/own-transport.md."""
 
-from sendonce.activities.transports.base import Capability, Question
+from sendonce.activities.transports.base import Capability, Question, Recipient
 from sendonce.activities.transports.simple import SimpleTransport
 from sendonce.activities.transports.simple_contract import (
     AccountError,
@@ -20,6 +20,7 @@ __all__ = [
     "NotSent",
     "PermanentError",
     "Question",
+    "Recipient",
     "RetryLater",
     "SendError",
     "SimpleMail",

@@ -8,31 +8,43 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 import psycopg
-from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, GetSystemInfoRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
-from temporalio.worker import Worker
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from sendonce.activities.attempt import Delivery
-from sendonce.activities.failures import client_options, where
+from sendonce.activities.continuity import Continuity
+from sendonce.activities.failures import client_options, said_of, where
 from sendonce.activities.inflight import Flights
 from sendonce.activities.leases import LeaseKeeper, StoreHealth
 from sendonce.activities.look_ups import LookUps
 from sendonce.activities.poke import SignalPoker
+from sendonce.activities.pulse import Pulse
 from sendonce.activities.redirect import Guard
+from sendonce.activities.retention import Rounds, keep_schedule
+from sendonce.activities.rotation import Rotation, Rotator, close_all
+from sendonce.activities.telling import Telling
 from sendonce.activities.transmission import Means
-from sendonce.activities.upkeep import UPKEEP_SECONDS, WAKE_SECONDS, Upkeep, forever
+from sendonce.activities.upkeep import UPKEEP_SECONDS, WAKE_SECONDS, Loops, Upkeep, forever
+from sendonce.ending import end
+from sendonce.precedence import Precedence
 from sendonce.starter import Starter, listen
 from sendonce.store import Store, open_pool
-from sendonce.store.migrate import check
+from sendonce.store.examination import why
+from sendonce.watching.health import watch_temporal
+from sendonce.watching.watch import Watch
 from sendonce.worker_config import WorkerConfig
-from sendonce.workflows import EmailDelivery
+from sendonce.workflows import EmailDelivery, EmailOutcome
 from sendonce.workflows.port import task_queue
+from sendonce.workflows.upkeep import Upkeep as UpkeepWorkflow
+from sendonce.workflows.upkeep import upkeep_id
 
 __all__ = ["WorkerConfig", "run_until_signal", "serve"]
 
@@ -43,6 +55,8 @@ LOCAL_ACTIVITIES = 150
 
 WORKFLOW_TASKS = 200
 """More than attempts, polls (5) and 2 together: with fewer slots free, eager starts silently stop being eager."""
+
+_SANDBOX = SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules("sendonce"))
 
 LONGEST_BACK_OFF = 30.0
 
@@ -85,19 +99,52 @@ async def serve(
     Raises :class:`~sendonce.errors.StoreNotReady` when the schema is missing or older than this release.
     """
     worker_id = config.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-    if not await _store_is_ready(config, stop):
-        return
-    poker, health = SignalPoker(), StoreHealth()
-    flights = Flights(poker, config.at_once())
+    poker, health, pulse = SignalPoker(), StoreHealth(), Pulse()
+    precedence = Precedence()
+    continuity = Continuity(config.task_queues(), failover=config.failover, kept_days=config.kept_days)
+    flights = Flights(
+        poker,
+        config.at_once(),
+        begins=lambda flight: precedence.arrives(flight.email_id),
+        halted=lambda: continuity.halted,
+        timeline=lambda: continuity.timeline,
+    )
+    served = [lane.name for lane in config.served_lanes()]
     async with AsyncExitStack() as closing:
-        pool = open_pool(config.database_url, name=worker_id, max_size=config.pool_size)
-        lease_pool = open_pool(config.database_url, name=f"{worker_id} leases", max_size=1)
-        for opened in (pool, lease_pool):
+        pool = open_pool(
+            config.database_url,
+            name=worker_id,
+            max_size=config.pool_size,
+            pooler=config.pooler,
+            connected=continuity.connected,
+        )
+        lease_pool = open_pool(config.database_url, name=f"{worker_id} leases", max_size=1, pooler=config.pooler)
+        watch_pool = open_pool(config.database_url, name=f"{worker_id} watch", max_size=2, pooler=config.pooler)
+        for opened in (pool, lease_pool, watch_pool):
             closing.push_async_callback(opened.close)
+        watch = Watch(
+            config.watching,
+            Store(watch_pool),
+            pulse,
+            process=worker_id,
+            kind="worker",
+            served=served,
+            accounts=list(config.transports),
+            lanes=list(config.lanes),
+            pools={"mails": pool, "leases": lease_pool, "watch": watch_pool},
+            in_flight=lambda: len(flights),
+        )
+        # It listens before anything else is there: that is when it is asked whether this process is ready.
+        closing.push_async_callback(watch.close)
+        await watch.open()
+        if not await _store_is_ready(config, stop):
+            return
+        for opened in (pool, lease_pool, watch_pool):
             await opened.open()
         store, lease_store = config.store(pool), Store(lease_pool, config.digests)
-        for transport in config.transports.values():
-            closing.push_async_callback(transport.close)
+        transports = dict(config.transports)
+        rotator = Rotator(config.rotated or Rotation, transports, (store, lease_store), flights)
+        closing.push_async_callback(close_all, transports)
         keeper = LeaseKeeper(
             lease_store,
             flights,
@@ -105,28 +152,37 @@ async def serve(
             lease_seconds=config.lease_seconds,
             renew_seconds=config.renew_seconds,
         )
-        served = [lane.name for lane in config.served_lanes()]
-        upkeep = Upkeep(store, poker, config.lanes, config.transports, worker_id, served)
-        loops = _Loops()
+        upkeep = Upkeep(store, poker, config.lanes, transports, worker_id)
+        loops = Loops()
         closing.push_async_callback(loops.end)
-        loops.start(forever("leases", config.renew_seconds, keeper.renew, health))
-        loops.start(forever("heartbeat", UPKEEP_SECONDS, upkeep.beat, health))
-        loops.start(forever("sweeps", UPKEEP_SECONDS, upkeep.sweep, health))
-        loops.start(forever("wakes", WAKE_SECONDS, upkeep.wake, health))
-        loops.start(forever("events", UPKEEP_SECONDS, upkeep.join_events, health))
-        loops.start(forever("alarms", UPKEEP_SECONDS, upkeep.deliver_alarms, health))
-        look_ups = LookUps(store, config.transports, poker, config.lanes, worker_id)
-        loops.start(forever("look-ups", UPKEEP_SECONDS, look_ups.round, health))
+        loops.start(forever("leases", config.renew_seconds, keeper.renew, health, pulse))
+        loops.start(forever("sweeps", UPKEEP_SECONDS, upkeep.sweep, health, pulse))
+        loops.start(forever("wakes", WAKE_SECONDS, upkeep.wake, health, pulse))
+        loops.start(forever("events", UPKEEP_SECONDS, upkeep.join_events, health, pulse))
+        telling = Telling(store)
+        loops.start(forever("news", WAKE_SECONDS, telling.round, health, pulse))
+        look_ups = LookUps(store, transports, poker, config.lanes, worker_id)
+        loops.start(forever("look-ups", UPKEEP_SECONDS, look_ups.round, health, pulse))
+        for name, body in watch.loops():
+            loops.start(forever(name, UPKEEP_SECONDS, body, watch.health, pulse))
 
         client = client or await _connect(config, stop)
         if client is None:
             return
-        poker.client = client
+        poker.client = telling.client = rotator.client = client
+        if config.rotated is not None:
+            loops.start(forever("rotation", UPKEEP_SECONDS, rotator.round, health, pulse))
+        if not await _is_the_store_that_it_was(continuity, store, client, stop):
+            return
+        loops.start(forever("continuity", UPKEEP_SECONDS, lambda: continuity.look(store, client), health, pulse))
+        if config.watching.listen is not None:
+            ask = partial(client.workflow_service.get_system_info, GetSystemInfoRequest())
+            loops.start(watch_temporal(ask, pulse, seconds=UPKEEP_SECONDS))
         means = Means(
             store,
             flights,
             health,
-            config.transports,
+            transports,
             Guard(
                 config.redirect_all_to, None if config.allowed_domains is None else frozenset(config.allowed_domains)
             ),
@@ -135,11 +191,17 @@ async def serve(
             config.window_margin,
             config.templates,
             config.template_patience,
+            watch.observer,
         )
         delivery = Delivery(
             means, config.lanes, hand_off_seconds=config.hand_off_seconds, breaker_mails=config.breaker_mails
         )
-        lanes = _TemporalWorkers(client, delivery, config, stop)
+        lanes = _TemporalWorkers(client, delivery, telling, config, stop)
+        if config.retention is not None:
+            lanes.serve_upkeep(Rounds(store, config.retention, config.lanes, worker_id))
+            loops.start(keep_schedule(client, config.task_queue_prefix, config.retention))
+            # Here, because whoever erases with time has the rights for it.
+            loops.start(forever("erasures", UPKEEP_SECONDS, upkeep.erase, health, pulse))
         starter = Starter(
             store,
             client,
@@ -150,6 +212,10 @@ async def serve(
             overdue_seconds=config.overdue_seconds,
             full_accounts=flights.full_accounts,
             full_domains=flights.full_domains,
+            precedence=precedence,
+            in_flight=flights.young,
+            halted=lambda: continuity.halted,
+            pulse=pulse,
         )
         lanes.start()
         starting = asyncio.create_task(_start_workflows(config, starter, stop))
@@ -161,10 +227,12 @@ async def serve(
             ",".join(lane.name for lane in config.served_lanes()),
             ",".join(config.transports) or "-",
         )
+        pulse.ready = True
         try:
             ready()
             await stop.wait()
         finally:
+            pulse.stopping = True
             await _shut_down(config, starting, flights, lanes, stop)
         starting.result()
         lanes.raise_failure()
@@ -173,13 +241,12 @@ async def serve(
 async def _start_workflows(config: WorkerConfig, starter: Starter, stop: asyncio.Event) -> None:
     if not config.with_starter:
         return
-    listening = asyncio.create_task(listen(config.database_url, starter.wake)) if config.notify else None
+    listening = asyncio.create_task(listen(config.database_url, starter.wake)) if config.listens else None
     try:
         await starter.run(stop)
     finally:
         if listening is not None:
-            listening.cancel()
-            await asyncio.wait({listening})
+            await end([listening])
 
 
 async def _shut_down(
@@ -196,32 +263,28 @@ async def _shut_down(
     logger.info("stopped: %d attempts were cut after %g s", cut, config.drain_seconds)
 
 
-class _Loops:
-    """Background tasks that end together."""
-
-    def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self, body: Awaitable[None]) -> None:
-        self._tasks.append(asyncio.ensure_future(body))
-
-    async def end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
 class _TemporalWorkers:
     """One Temporal worker per lane on one client, each replaced when it fails."""
 
-    def __init__(self, client: Client, delivery: Delivery, config: WorkerConfig, stop: asyncio.Event) -> None:
+    def __init__(
+        self, client: Client, delivery: Delivery, telling: Telling, config: WorkerConfig, stop: asyncio.Event
+    ) -> None:
         self._client = client
+        self._telling = telling
         self._stop = stop
         self._delivery = delivery
+        self._runner = _SANDBOX if config.sandboxed else UnsandboxedWorkflowRunner()
         self._queues = [task_queue(config.task_queue_prefix, lane.name) for lane in config.served_lanes()]
+        self._rounds: Rounds | None = None
+        self._upkeep_queue = upkeep_id(config.task_queue_prefix)
         self._current: dict[str, Worker] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = asyncio.Event()
+
+    def serve_upkeep(self, rounds: Rounds) -> None:
+        """Serve the upkeep's queue, too. To be called before :meth:`start`."""
+        self._rounds = rounds
+        self._queues.append(self._upkeep_queue)
 
     def start(self) -> None:
         for queue in self._queues:
@@ -250,9 +313,7 @@ class _TemporalWorkers:
         self._ending.set()
         closing = [asyncio.create_task(worker.shutdown()) for worker in self._current.values()]
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for task in closing:
-            task.cancel()
-        await asyncio.gather(*closing, return_exceptions=True)
+        await end(closing)
 
     def raise_failure(self) -> None:
         """Raise what ended a worker that could not be replaced."""
@@ -260,14 +321,25 @@ class _TemporalWorkers:
             task.result()
 
     def _worker(self, queue: str) -> Worker:
+        if self._rounds is not None and queue == self._upkeep_queue:
+            # One round at a time is all there ever is.
+            return Worker(
+                self._client,
+                task_queue=queue,
+                workflows=[UpkeepWorkflow],
+                activities=[self._rounds.round],
+                workflow_runner=self._runner,
+                max_concurrent_workflow_tasks=2,
+                max_concurrent_local_activities=1,
+                max_concurrent_workflow_task_polls=2,
+                no_remote_activities=True,
+            )
         return Worker(
             self._client,
             task_queue=queue,
-            workflows=[EmailDelivery],
-            activities=[self._delivery.attempt, self._delivery.withdraw],
-            workflow_runner=SandboxedWorkflowRunner(
-                restrictions=SandboxRestrictions.default.with_passthrough_modules("sendonce")
-            ),
+            workflows=[EmailDelivery, EmailOutcome],
+            activities=[self._delivery.attempt, self._delivery.withdraw, self._delivery.act, self._telling.watch],
+            workflow_runner=self._runner,
             max_concurrent_workflow_tasks=WORKFLOW_TASKS,
             max_concurrent_local_activities=LOCAL_ACTIVITIES,
             # Every activity here is a local one: nothing to poll for.
@@ -280,13 +352,24 @@ async def _store_is_ready(config: WorkerConfig, stop: asyncio.Event) -> bool:
     delay = 1.0
     while not stop.is_set():
         try:
-            await asyncio.to_thread(check, config.database_url)
+            await config.check_store()
         except psycopg.OperationalError as error:
-            # The driver's words: host, user and database, never the password.
-            why = " ".join(str(error).split())[:300]
-            logger.warning("the store cannot be reached (%s); next try in %.0f s", why, delay)
+            logger.warning("the store cannot be reached (%s); next try in %.0f s", why(error), delay)
             await _pause(stop, delay)
             delay = min(LONGEST_BACK_OFF, delay * 2)
+        else:
+            return True
+    return False
+
+
+async def _is_the_store_that_it_was(continuity: Continuity, store: Store, client: Client, stop: asyncio.Event) -> bool:
+    """Take the first look at it, before anything is started; False when ``stop`` came first."""
+    while not stop.is_set():
+        try:
+            await continuity.look(store, client)
+        except psycopg.OperationalError as error:
+            logger.warning("the store cannot be reached (%s); trying on", type(error).__name__)
+            await _pause(stop, 1.0)
         else:
             return True
     return False
@@ -297,17 +380,16 @@ async def _connect(config: WorkerConfig, stop: asyncio.Event) -> Client | None:
     delay = 1.0
     while not stop.is_set():
         try:
-            client = await Client.connect(**{**config.temporal, **client_options()})
+            client = await Client.connect(**{**config.temporal, **client_options(config.payload_codec)})
             # A worker whose namespace is missing fails for good: the SDK lets nobody take its place.
             await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
             return client
         except (RuntimeError, RPCError) as error:
-            reason = error.status.name if isinstance(error, RPCError) else type(error).__name__
             logger.warning(
                 "Temporal at %s, namespace %s, cannot be used (%s); next try in %.0f s",
                 config.temporal.get("target_host", "its default address"),
                 config.temporal.get("namespace", "default"),
-                reason,
+                said_of(error),
                 delay,
             )
             await _pause(stop, delay)

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from psycopg_pool import AsyncConnectionPool
+from temporalio.converter import PayloadCodec
 
+from sendonce.activities.continuity import Failover
+from sendonce.activities.rotation import Rotation
 from sendonce.activities.transmission import Fills
 from sendonce.activities.transports.base import Transport
 from sendonce.errors import ConfigurationError
 from sendonce.policy import DEFAULT_LANES, LanePolicy
 from sendonce.rates import DomainLimit, Pools, Rate, pool_name, shares
+from sendonce.retention import Retention
 from sendonce.store import Store
+from sendonce.store.migrate import check
+from sendonce.store.pool import DatabaseUrl, current
+from sendonce.store.pooling import Pooler, check_pooler
+from sendonce.watching.config import Watching
+from sendonce.workflows.port import task_queue
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
     """Everything a worker process needs; times in seconds."""
 
-    database_url: str = field(repr=False)
-    """What libpq takes."""
+    database_url: DatabaseUrl = field(repr=False)
+    """What libpq takes, or what gives it for each new connection."""
     transports: Mapping[str, Transport]
     """By account name."""
     fallbacks: Mapping[str, str] = field(default_factory=dict)
@@ -39,8 +49,14 @@ class WorkerConfig:
     task_queue_prefix: str = "sendonce"
     worker_id: str = ""
     """Who this process is in the store's records. Default: host, process id and a random part."""
+    failover: Failover = "halt"
+    """What happens when a standby was promoted: see :class:`~sendonce.activities.continuity.Continuity`."""
+    pooler: Pooler = "none"
+    """A pooler between this process and the server, by the mode it pools in."""
+    rotated: Callable[[], Rotation] | None = None
+    """Says what was rotated since the last call. None: nothing ever is."""
     pool_size: int = 10
-    """Connections, besides one for leases and one that listens. At least 2."""
+    """Connections, besides one for leases, two that watch and one that listens. At least 2."""
     lease_seconds: float = 20.0
     """How long a claim stands without renewal."""
     renew_seconds: float = 5.0
@@ -70,8 +86,18 @@ class WorkerConfig:
     """After failures of so many different mails in a row, the account is paused as an outage."""
     redirect_all_to: str | None = field(default=None, repr=False)
     """A mailbox that gets every mail instead of its recipients (those outside ``allowed_domains``, if any)."""
+    retention: Retention | None = None
+    """What is erased when. None: nothing is, and there is no upkeep."""
+    payload_codec: PayloadCodec | None = field(default=None, repr=False)
+    """What encrypts the payloads that Temporal gets."""
     allowed_domains: tuple[str, ...] | None = None
     """The only recipient domains that are served, in A-labels and lower case; None: all."""
+    watching: Watching = field(default_factory=Watching, repr=False)
+    """Whom alarms are told, and where metrics, health and traces can be had."""
+
+    sandboxed: bool = False
+    """Run workflows in the SDK's sandbox, which finds code that would not replay. Ours are tested in it and replayed;
+    in production it costs a tenth of a worker's processor time and finds nothing."""
 
     def __post_init__(self) -> None:
         for lane in self.served:
@@ -87,9 +113,21 @@ class WorkerConfig:
         """The digest of each account's effective settings."""
         return {name: transport.settings_digest for name, transport in self.transports.items()}
 
+    @property
+    def listens(self) -> bool:
+        """Whether notifications can be listened for: a pooler by transaction passes none on."""
+        return self.notify and self.pooler != "transaction"
+
+    @property
+    def kept_days(self) -> float | None:
+        """How long after its end a mail is certainly known; None: for ever, at least its key."""
+        forgets = self.retention is not None and self.retention.forget_keys_days is not None
+        return self.retention.record_days if self.retention is not None and forgets else None
+
     def store(self, pool: AsyncConnectionPool) -> Store:
         """The store as these settings use it."""
-        return Store(pool, self.digests, self.fallbacks, self.pools(), self.at_once())
+        askable = [name for name, transport in self.transports.items() if transport.capability.look_up]
+        return Store(pool, self.digests, self.fallbacks, self.pools(), self.at_once(), askable)
 
     def pools(self) -> dict[str, Pools]:
         """What has rates, by name: those of each lane that has a share of them, and of all others."""
@@ -109,6 +147,19 @@ class WorkerConfig:
             account: {domain: limit.at_once for domain, limit in domains.items() if limit.at_once is not None}
             for account, domains in self.domains.items()
         }
+
+    async def check_store(self) -> None:
+        """Raise :class:`~sendonce.errors.StoreNotReady` unless the schema is the one this release needs, and
+        ConfigurationError for a pooler that the settings do not name. A store that is away raises
+        :class:`psycopg.OperationalError`.
+        """
+        url = await current(self.database_url)()
+        await asyncio.to_thread(check_pooler, url, self.pooler)
+        await asyncio.to_thread(check, url)
+
+    def task_queues(self) -> list[str]:
+        """The task queues of all lanes."""
+        return [task_queue(self.task_queue_prefix, name) for name in self.lanes]
 
     def served_lanes(self) -> list[LanePolicy]:
         """The lanes of this process, in order."""

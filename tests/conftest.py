@@ -6,20 +6,21 @@ databases there and drop them again.
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import logging
 import os
-import shutil
+import quopri
+import re
 import subprocess
 import sys
-import tempfile
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import psycopg
 import pytest
@@ -29,11 +30,20 @@ from temporalio.testing import WorkflowEnvironment
 
 from sendonce import embedded
 from sendonce.cli import main
-from sendonce.embedded import EmbeddedPostgres, EmbeddedTemporal
-from sendonce.store.migrate import migrate
+from sendonce.embedded import EmbeddedTemporal
+from sendonce.search_attributes import NAMES
+from sendonce.testing.kit.servers import cloned_database, postgres_server, template_database
+from tests.waiting import shown_when_late
 
 # Read before the environment is cleared.
 _POSTGRES = os.environ.get("SENDONCE_TEST_POSTGRES")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    mark = item.get_closest_marker("timeout")
+    with shown_when_late(float(mark.args[0] if mark and mark.args else item.config.getini("timeout"))):
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,60 +66,48 @@ def postgres_url(scrubbed_environment: None) -> Iterator[str]:
     if _POSTGRES:
         yield _POSTGRES
         return
-    options = {
-        # Off by default; what NOTIFY does in a prepared transaction is tested.
-        "max_prepared_transactions": "10",
-        # In memory it should stay small.
-        "min_wal_size": "32MB",
-        "max_wal_size": "128MB",
-    }
-    with (
-        tempfile.TemporaryDirectory(dir=_memory()) as folder,
-        EmbeddedPostgres.start(Path(folder) / "postgres", options=options) as server,
-    ):
-        yield server.url
-
-
-def _memory() -> Path | None:
-    """A folder in memory, where a database is cloned ten times as fast as on a disk; None where there is little."""
-    memory = Path("/dev/shm")
-    return memory if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2**30 else None
+    # Off by default; what NOTIFY does in a prepared transaction is tested.
+    with postgres_server(max_prepared_transactions="10") as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
 def template(postgres_url: str) -> Iterator[str]:
     """Name of a database with the migrated schema, to be cloned."""
-    name = f"template_{uuid.uuid4().hex}"
-    try:
-        migrate(embedded.create_database(postgres_url, name))
-        with psycopg.connect(postgres_url, autocommit=True) as connection:
-            # A connection to it would refuse the next clone.
-            connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(sql.Identifier(name)))
+    with template_database(postgres_url) as name:
         yield name
-    finally:
-        embedded.drop_database(postgres_url, name)
 
 
 @pytest.fixture
 def database_url(postgres_url: str, template: str) -> Iterator[str]:
     """URL of a database of this test's own with the migrated schema, as superuser."""
-    name = f"test_{uuid.uuid4().hex}"
-    yield embedded.create_database(postgres_url, name, template)
-    embedded.drop_database(postgres_url, name)
+    with cloned_database(postgres_url, template) as url:
+        yield url
 
 
 @pytest.fixture
 def empty_database_url(postgres_url: str) -> Iterator[str]:
     """URL of a database of this test's own with nothing in it, as superuser."""
-    name = f"test_{uuid.uuid4().hex}"
-    yield embedded.create_database(postgres_url, name)
-    embedded.drop_database(postgres_url, name)
+    with cloned_database(postgres_url, None) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def sendonce_server_url(postgres_url: str) -> str:
+    """The test kit's fixtures use the same server."""
+    return postgres_url
+
+
+@pytest.fixture(scope="session")
+def sendonce_template(template: str) -> str:
+    """And the same template."""
+    return template
 
 
 @pytest.fixture(scope="session")
 def temporal(scrubbed_environment: None) -> Iterator[EmbeddedTemporal]:
     """A Temporal dev server shared by the tests: use task queues and workflow ids of your own, and leave it running."""
-    with EmbeddedTemporal.start() as server:
+    with EmbeddedTemporal.start(search_attributes=dict.fromkeys(NAMES, "Keyword")) as server:
         yield server
 
 
@@ -139,6 +137,51 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 def free_port() -> int:
     """A free TCP port on 127.0.0.1; call ``sendonce.embedded.free_port()`` for more."""
     return embedded.free_port()
+
+
+# Personal data ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def standing_in(database_url: str) -> Callable[[str], set[str]]:
+    """Where in the whole database a text stands, whatever its case and encoding: names of columns."""
+
+    def standing_in(text: str) -> set[str]:
+        found = set()
+        with psycopg.connect(database_url) as connection:
+            columns = connection.execute(
+                "SELECT table_schema, table_name, column_name, data_type FROM information_schema.columns"
+                " WHERE table_schema NOT IN ('pg_catalog', 'information_schema')"
+            ).fetchall()
+            for schema, table, column, kind in columns:
+                as_read = sql.SQL("{}" if kind == "bytea" else "{}::text").format(sql.Identifier(column))
+                query = sql.SQL("SELECT {} FROM {}").format(as_read, sql.Identifier(schema, table))
+                for (value,) in connection.execute(query):
+                    data = value.encode() if isinstance(value, str) else value or b""
+                    if any(text.lower().encode() in one.lower() for one in _decoded(data)):
+                        found.add(f"{table}.{column}")
+        return found
+
+    return standing_in
+
+
+def _decoded(data: bytes) -> Iterator[bytes]:
+    """What a curious reader would try."""
+    yield data
+    yield data.replace(b"\x00", b"")
+    yield quopri.decodestring(data)
+    yield unquote_to_bytes(data)
+    yield re.sub(rb"\\u00([0-9a-fA-F]{2})", lambda found: bytes([int(found[1], 16)]), data)
+    for run in re.findall(rb"[A-Za-z0-9+/_\s-]{12,}", data):
+        letters = re.sub(rb"\s", b"", run).replace(b"-", b"+").replace(b"_", b"/")
+        for offset in range(4):
+            part = letters[offset:]
+            part = part[: len(part) // 4 * 4]
+            once = base64.b64decode(part)
+            yield once
+            yield quopri.decodestring(once)
+            for inner in re.findall(rb"[A-Za-z0-9+/]{12,}", once):
+                yield base64.b64decode(inner[: len(inner) // 4 * 4])
 
 
 # The command ------------------------------------------------------------------------------------------------------

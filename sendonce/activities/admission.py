@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from sendonce.activities.account_watch import AccountWatch, Probe
 from sendonce.activities.inflight import Flight
 from sendonce.activities.leases import StoreHealth
+from sendonce.activities.observer import Observer
 from sendonce.store import Store
 from sendonce.store.records import Claimed, NoSlot, Paused, Standing, Wait
 
@@ -50,8 +51,10 @@ class Admission:
         *,
         worker: str,
         lease_seconds: float,
+        observer: Observer,
     ) -> None:
         self._store = store
+        self._observer = observer
         self._accounts = accounts
         self._health = health
         self._worker = worker
@@ -63,6 +66,7 @@ class Admission:
         answer = await self._claim(flight, by)
         while isinstance(answer, (Paused, NoSlot)):
             if isinstance(answer, NoSlot):
+                self._observer.no_slot(answer.account, flight.lane.name)
                 waited = await self._slot(flight, answer)
                 if waited is not None:
                     return Admitted(waited, by)

@@ -7,12 +7,13 @@ from typing import assert_never
 
 from sendonce.activities.failures import safe_code
 from sendonce.outcome import AttemptResult, Outcome, outcome_from_json
+from sendonce.stages import Stage
 from sendonce.store.records import Busy, Finished, Held, NoSuchRow, Paused, Standing, Wait
 from sendonce.workflows.port import AttemptAnswer, Carried, Ended, Finding, Missing, Sleep
 
 
-def to_answer(standing: Standing | Paused) -> AttemptAnswer:
-    """What the workflow does next."""
+def to_answer(standing: Standing | Paused, *, tried: bool = False, askable: bool = False) -> AttemptAnswer:
+    """What the workflow does next. ``tried``: an attempt was made. ``askable``: look-ups ask about an unknown."""
     match standing:
         case Finished():
             return Ended(
@@ -22,6 +23,7 @@ def to_answer(standing: Standing | Paused) -> AttemptAnswer:
                 standing.partial,
                 standing.maybe_accepted,
                 standing.attempts,
+                tried=tried,
             )
         case Wait() | Held():
             return Sleep(
@@ -31,6 +33,9 @@ def to_answer(standing: Standing | Paused) -> AttemptAnswer:
                 standing.code,
                 safe_code(standing.enhanced),
                 standing.attempts,
+                tried=tried,
+                held=isinstance(standing, Held),
+                awaits=_awaits(standing, askable),
             )
         case Busy():
             return Sleep(standing.seconds, "busy", str(standing.stage))
@@ -41,6 +46,14 @@ def to_answer(standing: Standing | Paused) -> AttemptAnswer:
             return Missing()
         case _:
             assert_never(standing)
+
+
+def _awaits(standing: Wait | Held, askable: bool) -> str:
+    if standing.stage is not Stage.UNKNOWN:
+        return ""
+    if isinstance(standing, Wait):
+        return standing.awaits
+    return "look_up" if askable else "operator"
 
 
 def to_carried(attempt_id: str, result: AttemptResult) -> Carried:

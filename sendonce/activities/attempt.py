@@ -15,15 +15,18 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from sendonce.activities.account_watch import AccountWatch
+from sendonce.activities.actions import act
 from sendonce.activities.admission import Admission, Admitted
 from sendonce.activities.answers import from_carried, to_answer, to_carried
-from sendonce.activities.failures import where
+from sendonce.activities.failures import safe_code, where
 from sendonce.activities.inflight import Flight
 from sendonce.activities.transmission import NOT_CONFIGURED, TEMPLATE, GiveBack, Means, Transmission
+from sendonce.activities.witness import HALTED
 from sendonce.outcome import AttemptResult
 from sendonce.policy import LanePolicy
-from sendonce.store.records import Claimed, Standing, Wait
-from sendonce.workflows.port import AttemptAnswer, AttemptCall, DeliverySteps, Sleep, Ticket, Withdrawal
+from sendonce.stages import Stage
+from sendonce.store.records import Claimed, Paused, Standing, Wait
+from sendonce.workflows.port import Acted, Action, AttemptAnswer, AttemptCall, DeliverySteps, Sleep, Ticket, Withdrawal
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +36,24 @@ STORE_AWAY_SLEEP = 3.0
 NO_PLACE_SLEEP = (1.0, 30.0)
 """Seconds, at random between the two, until a mail asks again for a place."""
 
+LOCKED_SLEEP = (2.0, 6.0)
+"""Seconds, at random between the two, until a mail asks again whose row somebody holds locked."""
+
 DOMAIN_FULL = (1.0, 3.0)
 """Seconds, at random between the two, until a mail asks again whose destination has enough at once."""
 
 SHUTDOWN_SLEEP = (0.5, 2.0)
 """The same, while this process ends: another one will be asked."""
+
+HALTED_SLEEP = (30.0, 90.0)
+"""Seconds, at random between the two, until a mail asks again while nothing is sent."""
+
+ELSEWHERE_SLEEP = (30.0, 90.0)
+"""The same, until a mail asks another worker whose account this one does not have."""
+
+OF_THIS_WORKER = frozenset({NOT_CONFIGURED, TEMPLATE, "identity_changed", "pins_differ", "pinned_unguarded"})
+"""Why a claim is given back that a worker with other settings, or other templates, would have used. Temporal keeps a
+workflow with the worker that had it last: without a new run it would ask the same one again while that one lives."""
 
 QUIET_SECONDS = 5.0
 """How long a mail that took down two processes waits for the others, to be tried alone."""
@@ -67,12 +83,16 @@ class Delivery(DeliverySteps):
         self._lanes = lanes
         self._hand_off = hand_off_seconds
         self._accounts = AccountWatch(means.store, breaker_mails=breaker_mails)
+        askable = {name for name, transport in means.transports.items() if transport.capability.look_up}
+        # An unknown of theirs may have been offered to one that can be asked.
+        self._askable = askable | {name for name, other in means.store.fallbacks.items() if other in askable}
         self._admission = Admission(
             means.store,
             self._accounts,
             means.health,
             worker=means.worker,
             lease_seconds=means.lease_seconds,
+            observer=means.observer,
         )
 
     @activity.defn(name="attempt")
@@ -91,11 +111,26 @@ class Delivery(DeliverySteps):
             standing = await self._store.withdraw(
                 UUID(ticket.email_id), ticket.key, lane=self._lane(ticket.lane), actor=call.actor
             )
-            return to_answer(standing)
+            return self._told(ticket, standing)
+        except psycopg.errors.LockNotAvailable:
+            return replace(_locked(), recorded=False)
         except psycopg.OperationalError:
             return self._store_away()
         except Exception as error:
             raise _failure("withdraw", ticket, error) from None
+
+    @activity.defn(name="act")
+    async def act(self, call: Action) -> Acted:
+        """Carry out what somebody asks of the mail, once; or say why not."""
+        try:
+            return await act(self._store, self._lanes, call)
+        except psycopg.errors.LockNotAvailable:
+            return Acted(False, "somebody's open transaction holds its row", again_in=random.uniform(*LOCKED_SLEEP))
+        except psycopg.OperationalError:
+            self._means.health.away()
+            return Acted(False, "the store cannot be reached", again_in=STORE_AWAY_SLEEP)
+        except Exception as error:
+            raise _failure("act", call.ticket, error) from None
 
     async def _attempt(self, call: AttemptCall) -> AttemptAnswer:
         ticket = call.ticket
@@ -107,19 +142,33 @@ class Delivery(DeliverySteps):
                 )
             if self._flights.closed and self._flights.get(email_id) is None:
                 return Sleep(random.uniform(*SHUTDOWN_SLEEP), "shutdown")
+            if self._flights.halted and self._flights.get(email_id) is None:
+                return Sleep(random.uniform(*HALTED_SLEEP), HALTED)
             if self._flights.get(email_id) is None and not self._flights.free(ticket.account, lane):
                 await self._store.touch(email_id)
                 return Sleep(random.uniform(*NO_PLACE_SLEEP), "no_place")
+        except psycopg.errors.LockNotAvailable:
+            return replace(_locked(), recorded=False)
         except psycopg.OperationalError:
             return self._store_away()
         # The store was asked in between: somebody else may have started it, or taken the place.
         flight = self._flights.get(email_id)
         if flight is None:
+            if self._flights.halted:
+                return Sleep(random.uniform(*HALTED_SLEEP), HALTED)
             if not self._flights.free(ticket.account, lane):
                 return Sleep(random.uniform(*NO_PLACE_SLEEP), "no_place")
             flight = Flight(ticket, lane, self._means.lease_seconds)
             self._flights.start(flight, self._deliver(flight))
         return await flight.wait(self._hand_off)
+
+    def _told(self, ticket: Ticket, standing: Standing | Paused, *, tried: bool = False) -> AttemptAnswer:
+        """The store's answer in the workflow's words."""
+        answer = to_answer(standing, tried=tried, askable=ticket.account in self._askable)
+        if isinstance(standing, Paused) and isinstance(answer, Sleep) and ticket.account not in self._means.transports:
+            # It is this worker that lacks the account; one that has it is not kept waiting by that.
+            return replace(answer, seconds=min(answer.seconds, random.uniform(*ELSEWHERE_SLEEP)), elsewhere=True)
+        return answer
 
     def _lane(self, name: str) -> LanePolicy:
         lane = self._lanes.get(name)
@@ -141,6 +190,9 @@ class Delivery(DeliverySteps):
                     admitted = await self._admission.alone(flight, admitted, alone=alone)
                     return await self._carry_out(flight, admitted)
             return await self._carry_out(flight, admitted)
+        except psycopg.errors.LockNotAvailable:
+            # What has a lease does not come here.
+            return _locked()
         except psycopg.OperationalError:
             return replace(self._store_away(), recorded=True)
         finally:
@@ -155,10 +207,15 @@ class Delivery(DeliverySteps):
     async def _carry_out(self, flight: Flight, admitted: Admitted) -> AttemptAnswer:
         answer = admitted.answer
         if not isinstance(answer, Claimed):
-            return to_answer(answer)
+            return self._told(flight.ticket, answer)
         if flight.probe is not None and flight.probe.account != answer.account:
             # The mail's own account was opened in between, and needs no probe of the fallback.
             self._leave_probe(flight)
+        with self._means.observer.attempting(answer):
+            return await self._send(flight, answer)
+
+    async def _send(self, flight: Flight, answer: Claimed) -> AttemptAnswer:
+        """One claimed attempt, recorded whatever comes of it."""
         if not self._flights.enter(flight, answer.account, answer.to_domains):
             return await self._give_back(flight, answer, GiveBack("destination_full", random.uniform(*DOMAIN_FULL)))
         transmission = Transmission(self._means, flight, answer)
@@ -171,6 +228,8 @@ class Delivery(DeliverySteps):
             # Recorded as the fault it looks like; the next attempt asks again.
             self._means.health.away()
         standing = await self._settle(flight, answer, came)
+        self._means.observer.settled(answer, came, standing)
+        _log(answer, came)
         probe = flight.probe.domain if flight.probe else None
         try:
             await self._accounts.judge(answer, came, probe=probe, reached=transmission.begun)
@@ -178,7 +237,7 @@ class Delivery(DeliverySteps):
         except psycopg.OperationalError:
             # The next attempt meets the same answer.
             self._means.health.away()
-        return to_answer(standing)
+        return self._told(flight.ticket, standing, tried=True)
 
     async def _give_back(self, flight: Flight, claimed: Claimed, back: GiveBack) -> AttemptAnswer:
         if back.why == NOT_CONFIGURED:
@@ -198,12 +257,20 @@ class Delivery(DeliverySteps):
                     held=back.why == TEMPLATE,
                 )
                 if back.why == TEMPLATE and held_for >= self._means.template_patience:
-                    return to_answer(
+                    return self._told(
+                        flight.ticket,
                         await self._store.give_up(
                             claimed.email_id, cause=TEMPLATE, lane=flight.lane, actor=self._means.worker
-                        )
+                        ),
                     )
-                return to_answer(await self._store.standing(claimed.email_id, claimed.key))
+                told = self._told(flight.ticket, await self._store.standing(claimed.email_id, claimed.key))
+                if isinstance(told, Sleep):
+                    told = replace(told, elsewhere=back.why in OF_THIS_WORKER)
+                if isinstance(told, Sleep) and told.stage == Stage.PENDING and not told.held:
+                    # What keeps it waiting is known here, and nowhere in its row.
+                    held = back.why in (TEMPLATE, NOT_CONFIGURED)
+                    return replace(told, why=safe_code(back.why) or told.why, held=held)
+                return told
             except psycopg.OperationalError:
                 self._means.health.away()
                 await asyncio.sleep(SETTLE_PAUSE)
@@ -239,6 +306,31 @@ class Delivery(DeliverySteps):
                     self._flights.poke(flight, [carried])
             if tries >= 2:
                 await asyncio.sleep(SETTLE_PAUSE)
+
+
+def _locked() -> Sleep:
+    """A transaction is open that holds the mail's row, such as one that calls it off. The store is there."""
+    return Sleep(random.uniform(*LOCKED_SLEEP), "locked")
+
+
+def _log(claimed: Claimed, result: AttemptResult) -> None:
+    """One line for each attempt: at DEBUG what went well, at INFO what did not."""
+    kinds = {outcome.kind for outcome in result.outcomes.values()}
+    level = logging.DEBUG if kinds == {"accepted"} else logging.INFO
+    if logger.isEnabledFor(level):
+        reply = result.first_reply()
+        logger.log(
+            level,
+            "outcome=%s code=%d enhanced=%s key=%s attempt=%d lane=%s account=%s email_id=%s",
+            ",".join(sorted(kinds)),
+            reply.code,
+            safe_code(reply.enhanced) or "-",
+            claimed.key,
+            claimed.number,
+            claimed.lane,
+            claimed.account,
+            claimed.email_id,
+        )
 
 
 def _failure(step: str, ticket: Ticket, error: Exception) -> ApplicationError:

@@ -9,14 +9,34 @@ from typing import Any
 
 from temporalio.api.failure.v1 import Failure
 from temporalio.client import GrpcCompression
-from temporalio.converter import DataConverter, DefaultFailureConverter, PayloadConverter
+from temporalio.converter import DataConverter, DefaultFailureConverter, PayloadCodec, PayloadConverter
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
 
 from sendonce.stages import FINAL
-from sendonce.workflows.port import NO_SUCH_ROW
+from sendonce.workflows.port import INVALID, NO_SUCH_ROW, REFUSED
 
-ENDINGS = frozenset({str(stage) for stage in FINAL} | {NO_SUCH_ROW})
-"""Failure types of :class:`~sendonce.workflows.EmailDelivery`, whose messages are built from codes only."""
+ENDINGS = frozenset({str(stage) for stage in FINAL} | {NO_SUCH_ROW, REFUSED, INVALID})
+"""Failure types of :class:`~sendonce.workflows.EmailDelivery` and its updates: their messages are built from codes and
+fixed words only."""
+
+_QUOTED = re.compile(r'"([^"]{1,100})"')
+
+
+def said_of(error: Exception) -> str:
+    """Why Temporal could not be reached or asked, in a few words: the status's name, or what the SDK's client quotes.
+
+    A failed connection is a ``RuntimeError`` whose text is the Rust client's debugging output, such as
+    ``tonic::transport::Error(… "tcp connect error", … message: "Connection refused" …)``.
+
+    >>> said_of(RuntimeError('Error(Transport, E("tcp connect error", Os { message: "Connection refused" }))'))
+    'tcp connect error: Connection refused'
+    """
+    if isinstance(error, RPCError):
+        return error.status.name
+    said = ": ".join(dict.fromkeys(_QUOTED.findall(str(error))))
+    return said or " ".join(str(error).split())[:200] or type(error).__name__
+
 
 _CODE = re.compile(r"[A-Za-z0-9._:\[\]-]{0,100}")
 
@@ -24,7 +44,7 @@ _CODE = re.compile(r"[A-Za-z0-9._:\[\]-]{0,100}")
 class CodesOnlyFailureConverter(DefaultFailureConverter):
     """Keeps a failure's type and drops its message, stack trace and details, and those of its causes.
 
-    The message of a delivery's own ending is kept, because the workflow builds it from codes.
+    The message of a delivery's own ending, and of a refused update, is kept: the workflow builds it from codes.
     """
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
@@ -49,14 +69,16 @@ def _strip(failure: Failure, *, keep_message: bool = False) -> None:
         _strip(failure.cause)
 
 
-def client_options() -> dict[str, Any]:
+def client_options(codec: PayloadCodec | None = None) -> dict[str, Any]:
     """What every Temporal client of Sendonce is connected with: ``Client.connect(..., **client_options())``.
+
+    ``codec``: that of ``[temporal] payload_codec``, if there is one.
 
     The failure converter keeps personal data out of histories. gRPC is not compressed: payloads are a few ids, and
     packing them costs more than it saves.
     """
     return {
-        "data_converter": DataConverter(failure_converter_class=CodesOnlyFailureConverter),
+        "data_converter": DataConverter(payload_codec=codec, failure_converter_class=CodesOnlyFailureConverter),
         "grpc_compression": GrpcCompression.NONE,
     }
 

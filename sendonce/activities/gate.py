@@ -16,6 +16,7 @@ from sendonce.activities.inflight import Flight, Flights, lease_margin
 from sendonce.activities.leases import StoreHealth
 from sendonce.activities.redirect import Envelope
 from sendonce.activities.transports.base import Fenced, StoreAway
+from sendonce.activities.witness import HALTED
 from sendonce.store import Store
 from sendonce.store.records import BeginRefused, Begun, Claimed
 
@@ -87,6 +88,9 @@ class StoreGate:
             raise RuntimeError("begin was called twice for one attempt")
         if self._flight.stop_why:
             raise Fenced(self._flight.stop_why)
+        if self._flights.halted:
+            self.refused = HALTED
+            raise Fenced(HALTED)
         self.ordinals = self._envelope.ordinals(offered)
         loop = asyncio.get_running_loop()
         self._flight.beginning()
@@ -122,6 +126,7 @@ class StoreGate:
             window_margin=terms.window_margin,
             answer_seconds=self._flight.lane.answer_seconds,
             lease_seconds=self._lease_seconds,
+            timeline=self._flights.timeline,
         )
 
     def _take(self, task: asyncio.Task[Begun | BeginRefused], sent: float) -> None:

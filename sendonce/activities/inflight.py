@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from uuid import UUID
 
 from sendonce.activities.account_watch import Probe
 from sendonce.activities.failures import where
+from sendonce.ending import end
 from sendonce.policy import LanePolicy
 from sendonce.stages import Stage
 from sendonce.workflows.port import AttemptAnswer, Carried, InFlight, Sleep, Ticket, Unrecorded, Wake
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 UNRECORDED_SLEEP = 5.0
 """Seconds until a workflow tries to record what its worker could not."""
+
+YOUNG_SECONDS = 1.0
+"""After so long an attempt that goes on is waiting for somebody else."""
 
 FAULT_SLEEP = 30.0
 """Seconds until the next try after the attempt's own code failed."""
@@ -76,6 +80,7 @@ class Flight:
         """What may be cancelled: everything between the claim and the outcome."""
         self.task: asyncio.Task[None]
         self._loop = asyncio.get_running_loop()
+        self.began = self._loop.time()
         self._lease_seconds = lease_seconds
         self._lease_end = self._loop.time() + lease_seconds
         self._answer_end = 0.0
@@ -152,9 +157,10 @@ class Flight:
 
     def _in_flight(self) -> InFlight:
         now = self._loop.time()
+        lease = str(self.lease or "")
         if self.phase in (Phase.CLAIMING, Phase.CLAIMED, Phase.BEGINNING):
-            return InFlight(max(0.0, self._lease_end - now) + 1.0, str(Stage.CLAIMED))
-        return InFlight(max(0.0, self._answer_end - now) + 5.0, str(Stage.TRANSMITTING))
+            return InFlight(max(0.0, self._lease_end - now) + 1.0, str(Stage.CLAIMED), lease)
+        return InFlight(max(0.0, self._answer_end - now) + 5.0, str(Stage.TRANSMITTING), lease)
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -165,8 +171,21 @@ class Flight:
 class Flights:
     """All attempts of this process, at most ``lane.places`` at once for each account and lane."""
 
-    def __init__(self, poker: Poker, domains: Mapping[str, Mapping[str, int]] | None = None) -> None:
-        """``domains``: by account and destination domain, how many may be at once."""
+    def __init__(
+        self,
+        poker: Poker,
+        domains: Mapping[str, Mapping[str, int]] | None = None,
+        *,
+        begins: Callable[[Flight], None] = lambda _: None,
+        halted: Callable[[], bool] = lambda: False,
+        timeline: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """``domains``: by account and destination domain, how many may be at once. ``begins`` is told of attempts.
+        ``halted``: whether the store may have forgotten what was sent, so that no attempt is to be started or begun.
+        ``timeline``: the only one of the server's log on which an attempt may be begun; None: any.
+        """
+        self._halted = halted
+        self._timeline = timeline
         self._poker = poker
         self._domains = domains or {}
         self._domains_used: Counter[tuple[str, str]] = Counter()
@@ -177,6 +196,7 @@ class Flights:
         self._landed = asyncio.Event()
         self._quiet: UUID | None = None
         self._closed = False
+        self._begins = begins
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -186,6 +206,16 @@ class Flights:
         """True once no new attempt is taken on."""
         return self._closed
 
+    @property
+    def halted(self) -> bool:
+        """True while no attempt may be started or begun."""
+        return self._halted()
+
+    @property
+    def timeline(self) -> int | None:
+        """The timeline of the server's log on which an attempt may be begun; None: any."""
+        return self._timeline()
+
     def get(self, email_id: UUID) -> Flight | None:
         """The attempt that runs for this mail, if any."""
         return self._flights.get(email_id)
@@ -193,6 +223,11 @@ class Flights:
     def free(self, account: str, lane: LanePolicy) -> bool:
         """Is there a place for one more attempt?"""
         return not self._closed and self._quiet is None and self._used[account, lane.name] < lane.places
+
+    def young(self, lane: str) -> int:
+        """How many attempts of the lane began a moment ago. Older ones wait for their relay."""
+        since = asyncio.get_running_loop().time() - YOUNG_SECONDS
+        return sum(1 for flight in self._flights.values() if flight.began >= since and flight.lane.name == lane)
 
     def full_accounts(self, lane: str) -> tuple[str, ...]:
         """The accounts that have no free place in this lane."""
@@ -230,6 +265,7 @@ class Flights:
         self._used[place] += 1
         self._places[place] = flight.lane.places
         self._flights[flight.email_id] = flight
+        self._begins(flight)
         flight.task = asyncio.create_task(self._fly(flight, body, place), name=f"attempt {flight.email_id}")
 
     async def _fly(self, flight: Flight, body: Coroutine[Any, Any, AttemptAnswer], place: tuple[str, str]) -> None:
@@ -261,6 +297,15 @@ class Flights:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    async def after_those(self, then: Callable[[], Awaitable[None]]) -> None:
+        """Call ``then`` once every attempt that runs now has ended, or when the process ends."""
+        running = [flight.task for flight in self._flights.values()]
+        try:
+            if running:
+                await asyncio.wait(running)
+        finally:
+            await then()
 
     @asynccontextmanager
     async def quiet(self, email_id: UUID, seconds: float) -> AsyncIterator[bool]:
@@ -307,12 +352,8 @@ class Flights:
             flight.cut()
         if cut:
             await asyncio.wait({f.task for f in cut}, timeout=last_seconds)
-        for flight in list(self._flights.values()):
-            flight.task.cancel()
-        if cut:
-            await asyncio.wait({f.task for f in cut})
+        await end(f.task for f in cut)
         if self._background:
             _, left = await asyncio.wait(set(self._background), timeout=last_seconds)
-            for task in left:
-                task.cancel()
+            await end(left)
         return len(cut)

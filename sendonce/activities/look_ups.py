@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 
 from sendonce.activities.failures import safe_code, where
@@ -24,6 +25,10 @@ PER_ROUND = 10
 ANSWER_SECONDS = 15.0
 """How long one look-up may take."""
 
+ROUND_SECONDS = 30.0
+"""A round begins no further look-up after so long: a provider that is slow each time must not make the round stuck.
+Those that are left are asked about at their next time."""
+
 
 class LookUps:
     """The round that asks; to be called every few seconds by every worker."""
@@ -41,19 +46,26 @@ class LookUps:
         self._poker = poker
         self._lanes = lanes
         self._worker = worker
-        self._askable = {name: one for name, one in transports.items() if one.capability.look_up}
+        self._transports = transports
+
+    async def round(self) -> int:
+        """Ask about what is due, account beside account, so that a slow provider holds up no other; how many mails."""
+        # Anew in each round: an account's credentials may be rotated.
+        askable = {name: one for name, one in self._transports.items() if one.capability.look_up}
         # Without anybody to ask there is nothing to look for.
-        self._owners = list(transports) if self._askable else []
+        owners = list(self._transports) if askable else []
+        return sum(await asyncio.gather(*(self._account(name, askable) for name in owners)))
 
-    async def round(self) -> None:
-        """Ask about what is due, account beside account, so that a slow provider holds up no other."""
-        await asyncio.gather(*(self._account(name) for name in self._owners))
-
-    async def _account(self, owner: str) -> None:
+    async def _account(self, owner: str, askable: Mapping[str, Transport]) -> int:
         failed: set[str] = set()
-        for question in await self._store.due_look_ups(owner, list(self._askable), PER_ROUND):
+        end = time.monotonic() + ROUND_SECONDS
+        due = await self._store.due_look_ups(owner, list(askable), PER_ROUND)
+        for question in due:
             name = question.via
-            transport = self._askable[name]
+            transport = askable[name]
+            if time.monotonic() > end:
+                logger.warning("look-ups of account=%s take long; the others come later", owner)
+                break
             if name in failed or question.identity != transport.identity:
                 # The latter: made under another account of the provider, whose records this one does not know.
                 continue
@@ -68,6 +80,7 @@ class LookUps:
                 failed.add(name)
             except Exception as error:
                 logger.error("look-up failed: email_id=%s %s", question.email_id, where(error))
+        return len(due)
 
     async def _ask(self, transport: Transport, question: LookUp) -> None:
         assert isinstance(transport, LooksUp)

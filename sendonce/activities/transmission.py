@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
@@ -16,9 +16,12 @@ from sendonce.activities.failures import where
 from sendonce.activities.gate import Offer, StoreGate, Terms
 from sendonce.activities.inflight import Flight, Flights
 from sendonce.activities.leases import StoreHealth
+from sendonce.activities.observer import Observer
 from sendonce.activities.provider_key import provider_key
 from sendonce.activities.redirect import Envelope, Guard
+from sendonce.activities.transports.aside import LONG, aside
 from sendonce.activities.transports.base import Fenced, Job, Mail, Rendering, StoreAway, Transport
+from sendonce.activities.witness import HALTED
 from sendonce.dsn.proof import Proof
 from sendonce.errors import InvalidEmail, TemplateFault
 from sendonce.message import OutgoingEmail
@@ -38,11 +41,21 @@ TEMPLATE = "template"
 """Why a claim goes back whose template is missing or broken here: a rolling deploy may bring it."""
 
 STORE_AWAY_DELAY = 2.0
+NOT_CONFIGURED_DELAY = 30.0
+"""Seconds until a mail is tried again whose account this worker does not have: another one may. Each time twice as
+long, up to :data:`SET_UP_DELAY`: where nobody has the account, all of its mail asks again and again."""
+
 SET_UP_DELAY = 300.0
 """Seconds until a mail is tried again that this worker cannot send as it is set up."""
-LONGEST_FAULT_DELAY = 3600.0
+FAULT_DELAY, LONGEST_FAULT_DELAY = 15.0, 3600.0
+"""Seconds until a mail is tried again that a fault of ours has kept: doubled each time, up to the second."""
+HALTED_DELAY = 5.0
+"""Seconds until a mail is tried again whose begin met another timeline: by then this process has looked, and halts."""
 TEMPLATE_BASE, TEMPLATE_CAP = 30.0, 900.0
 """Seconds until a mail whose template is missing or broken is tried again: doubled each time, up to the cap."""
+
+_FENCED_DELAY = {"pins_differ": SET_UP_DELAY, HALTED: HALTED_DELAY}
+"""By why begin was refused. What has moved on is asked about at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,8 @@ class Means:
     """None: this worker has no templates, and mail that names one waits."""
     template_patience: float = 86400.0
     """Seconds after which a mail whose template stays broken is dead."""
+    observer: Observer = field(default_factory=Observer)
+    """Who measures and traces."""
 
 
 class Transmission:
@@ -119,7 +134,7 @@ class Transmission:
                 return work.result()
             case Fenced():
                 why = (self._gate.refused if self._gate else "") or self._flight.stop_why or "fenced"
-                return self._by_phase(GiveBack(why, SET_UP_DELAY if why == "pins_differ" else 0.0))
+                return self._by_phase(GiveBack(why, _FENCED_DELAY.get(why, 0.0)))
             case StoreAway():
                 return self._by_phase(GiveBack("store_away", STORE_AWAY_DELAY))
             case psycopg.OperationalError():
@@ -129,7 +144,8 @@ class Transmission:
                 return back
             case error:
                 logger.error("attempt failed: email_id=%s %s", self._claimed.email_id, where(error))
-                return self._by_phase(GiveBack("fault", self._fault_delay()))
+                # A broken template must not keep a worker busy.
+                return self._by_phase(GiveBack("fault", self._grown(FAULT_DELAY, LONGEST_FAULT_DELAY)))
 
     def _by_phase(self, back: GiveBack) -> AttemptResult | GiveBack:
         """What is known when the transport did not say it."""
@@ -140,10 +156,10 @@ class Transmission:
             return same_for_all(gate.ordinals, Unanswered())
         return same_for_all(gate.ordinals, NotOffered(counted=False))
 
-    def _fault_delay(self) -> float:
-        """Grows with the claims that came to nothing: a broken template must not keep a worker busy."""
+    def _grown(self, first: float, longest: float) -> float:
+        """Seconds that grow with the claims of this mail that came to nothing."""
         uncounted = max(0, self._claimed.number - self._claimed.attempts - 1)
-        return min(LONGEST_FAULT_DELAY, 15.0 * 2.0 ** min(uncounted, 10))
+        return min(longest, first * 2.0 ** min(uncounted, 10))
 
     async def _work(self) -> AttemptResult:
         claimed, means = self._claimed, self._means
@@ -152,7 +168,7 @@ class Transmission:
             return _invalid(ordinals, claimed.content)
         transport = means.transports.get(claimed.account)
         if transport is None:
-            raise _CannotSend(GiveBack(NOT_CONFIGURED, SET_UP_DELAY))
+            raise _CannotSend(GiveBack(NOT_CONFIGURED, self._grown(NOT_CONFIGURED_DELAY, SET_UP_DELAY)))
         if claimed.pins is not None and claimed.pins.identity != transport.identity:
             # Another account's key space: there the same key would mean nothing.
             raise _CannotSend(GiveBack("identity_changed", SET_UP_DELAY))
@@ -213,7 +229,9 @@ class Transmission:
             urgent=self._flight.lane.urgent,
             own_return_path=claimed.content.envelope_sender is None,
         )
-        return envelope.spread(await transport.transmit(job, self._gate))
+        with means.observer.transmitting(claimed):
+            result = await transport.transmit(job, self._gate)
+        return envelope.spread(result)
 
     async def _pinned(
         self, transport: Transport, content: OutgoingEmail, envelope: Envelope, slot: str, key: str
@@ -227,7 +245,7 @@ class Transmission:
         elif claimed.pins is not None:
             raise self._corrupt("the pinned request is gone")
         else:
-            rendering, digest = await asyncio.to_thread(self._render, transport, content, envelope, key)
+            rendering, digest = await self._rendered(transport, content, envelope, key)
             stored = await store.pin(
                 claimed.email_id,
                 slot,
@@ -237,11 +255,18 @@ class Transmission:
                 headers=rendering.headers,
                 digest=digest,
             )
-        if await asyncio.to_thread(lambda: _rendering(stored).digest()) != stored.digest:
+        if await aside(len(stored.body), lambda: _rendering(stored).digest()) != stored.digest:
             raise self._corrupt("the pinned request does not match its digest")
         if claimed.pins is not None and claimed.pins.digest != stored.digest:
             raise self._corrupt("the pinned request is not the one that was offered")
         return stored
+
+    async def _rendered(
+        self, transport: Transport, content: OutgoingEmail, envelope: Envelope, key: str
+    ) -> tuple[Rendering, bytes]:
+        # A template takes its time, and so may a transport that does not say otherwise.
+        quick = getattr(transport, "renders_quickly", False) and (content.template is None or content.rendered)
+        return await aside(_octets(content) if quick else LONG, lambda: self._render(transport, content, envelope, key))
 
     def _render(
         self, transport: Transport, content: OutgoingEmail, envelope: Envelope, key: str
@@ -265,8 +290,7 @@ class Transmission:
             raise self._no_template(content, fault.place) from None
 
     def _no_template(self, content: OutgoingEmail, what: str) -> _CannotSend:
-        uncounted = max(0, self._claimed.number - self._claimed.attempts - 1)
-        delay = min(TEMPLATE_CAP, TEMPLATE_BASE * 2.0 ** min(uncounted, 10))
+        delay = self._grown(TEMPLATE_BASE, TEMPLATE_CAP)
         logger.error("template %r: %s: email_id=%s; it waits", content.template, what, self._claimed.email_id)
         return _CannotSend(GiveBack(TEMPLATE, delay, alarm=f"template {content.template}: {what}"[:500]))
 
@@ -274,7 +298,7 @@ class Transmission:
         self, transport: Transport, content: OutgoingEmail, envelope: Envelope, key: str, stored: Pinned
     ) -> None:
         """A request that was pinned before the environment's limits were set names people who must not be reached."""
-        _, digest = await asyncio.to_thread(self._render, transport, content, envelope, key)
+        _, digest = await self._rendered(transport, content, envelope, key)
         if digest != stored.digest:
             logger.error(
                 "mail was pinned for other recipients than redirect_all_to and allowed_domains let through: "
@@ -286,6 +310,12 @@ class Transmission:
     def _corrupt(self, what: str) -> _CannotSend:
         logger.error("%s: email_id=%s; nothing was sent", what, self._claimed.email_id)
         return _CannotSend(GiveBack("pin_corrupt", LONGEST_FAULT_DELAY))
+
+
+def _octets(content: OutgoingEmail) -> int:
+    if content.mime is not None:
+        return len(content.mime)
+    return len(content.text or "") + len(content.html or "") + sum(len(one.content) for one in content.attachments)
 
 
 def _date(claimed: Claimed) -> datetime:

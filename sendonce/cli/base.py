@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from importlib.metadata import version
@@ -36,22 +37,46 @@ _CODES: dict[type[SendonceError], ExitCode] = {
 }
 
 
+NO_SETTINGS = "no settings were found: give --config, set SENDONCE_CONFIG, or be where sendonce.toml is"
+CHECK_STORE = "check [store] database_url, SENDONCE_DATABASE_URL or the PG* variables"
+
+
 @contextmanager
-def errors_as_exit_codes() -> Iterator[None]:
-    """Turn errors of ours and an absent database into one line on standard error and an exit code."""
+def errors_as_exit_codes(arguments: Sequence[str] = ()) -> Iterator[None]:
+    """Turn errors of ours and an absent database into one line on standard error and an exit code.
+
+    ``arguments``: the command's, which may name a file of settings.
+    """
     try:
         yield
     except SendonceError as error:
         complain(str(error))
         raise typer.Exit(_CODES.get(type(error), ExitCode.USAGE)) from None
+    except UnicodeEncodeError:
+        # How Python keeps the octets of an argument that is not text; the database takes text only.
+        if not any("\ud800" <= letter <= "\udfff" for argument in sys.argv for letter in argument):
+            raise
+        complain("an argument is not valid UTF-8 text; check it, and the terminal's encoding")
+        raise typer.Exit(ExitCode.USAGE) from None
     except Exception as error:
+        if (refused := _refused(error)) is not None:
+            said, code = refused
+            complain(f"{_first_line(error)}; {said}")
+            raise typer.Exit(code) from None
         if not _is_away(error):
             raise
         complain(
             f"the database cannot be reached: {_first_line(error)}; "
-            "check [store] database_url, SENDONCE_DATABASE_URL or the PG* variables"
+            f"{CHECK_STORE if told_where(arguments) else NO_SETTINGS}"
         )
         raise typer.Exit(ExitCode.AWAY) from None
+
+
+def told_where(arguments: Sequence[str] = ()) -> bool:
+    """Whether anything but libpq's own defaults says where the database is."""
+    given = any(argument.partition("=")[0] == "--config" for argument in arguments)
+    variables = ("SENDONCE_CONFIG", "SENDONCE_DATABASE_URL", "PGHOST", "PGSERVICE", "PGHOSTADDR")
+    return given or any(os.environ.get(name) for name in variables) or Path("sendonce.toml").is_file()
 
 
 def _is_away(error: Exception) -> bool:
@@ -60,22 +85,54 @@ def _is_away(error: Exception) -> bool:
     return driver is not None and isinstance(error, driver.OperationalError)
 
 
+def _refused(error: Exception) -> tuple[str, ExitCode] | None:
+    """What to do about a database that is there and refuses, and the exit code."""
+    driver = sys.modules.get("psycopg")
+    if driver is not None and isinstance(error, driver.errors.InsufficientPrivilege):
+        return "this role lacks a right: see 'sendonce grants'", ExitCode.USAGE
+    if driver is not None and isinstance(error, driver.errors.ReadOnlySqlTransaction):
+        return "this is a standby: name the primary in [store] database_url", ExitCode.AWAY
+    return None
+
+
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-class _Group(typer.core.TyperGroup):
+ORDER = (
+    *("migrate", "setup", "worker", "starter", "up", "demo"),
+    *("list", "show", "stats", "alarms", "accounts"),
+    *("retry", "cancel", "requeue", "resolve", "send-again", "pause", "resume", "reconcile", "suppressions"),
+    *("doctor", "webhooks", "dsn", "erase", "new-installation", "grants", "templates"),
+)
+"""The commands as ``--help`` lists them: what one starts with comes first. docs/cli.md has the same order."""
+
+
+class Group(typer.core.TyperGroup):
+    """Commands with a word about each, on as many lines as it takes."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        # Whole sentences: what is cut off at the end of a line says nothing.
+        rows = [(name, self.commands[name].get_short_help_str(limit=1000)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class _Root(Group):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
     def invoke(self, ctx: Any) -> Any:
-        with errors_as_exit_codes():
+        with errors_as_exit_codes(ctx.args):
             return super().invoke(ctx)
 
 
 app = typer.Typer(
     name="sendonce",
-    cls=_Group,
+    cls=_Root,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     # A traceback with local variables would show addresses and secrets.
     pretty_exceptions_enable=False,

@@ -3,60 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
-import socket
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Annotated, Any, TypeVar
+from datetime import UTC, datetime
+from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
 from sendonce import settings
-from sendonce.cli.base import DEFAULT_ACCOUNT, ConfigOption, ExitCode, JsonOption, RevealOption, app
-from sendonce.cli.output import complain, mask, mask_addresses, print_json, print_table
-from sendonce.cli.reading import story_of
+from sendonce.cli.base import DEFAULT_ACCOUNT, ConfigOption, ExitCode, Group, JsonOption, RevealOption, app
+from sendonce.cli.filters import mailbox as address_of
+from sendonce.cli.operator import DRY_RUN, ActorOption, Because, YesOption, actor, note_reveal, reason, with_store
+from sendonce.cli.output import ago, complain, mask, mask_addresses, plural, print_json, print_lines
+from sendonce.cli.showing import story_of, told
 from sendonce.errors import ConfigurationError, NoSuchEmail
-
-T = TypeVar("T")
-
-DRY_RUN = "dry run: give --yes"
-
-Because = Annotated[
-    str | None, typer.Option("--because", metavar="TEXT", help="Why; it is kept with who and when. No personal data.")
-]
-
-
-def actor() -> str:
-    """Who is at the keyboard, for the log: user and host. (``user@host`` would be masked as an address.)"""
-    return f"{getpass.getuser()} on {socket.gethostname()}"[:100]
-
-
-def _with_store(url: str, body: Callable[[Any], Awaitable[T]]) -> T:
-    import psycopg
-
-    async def run() -> T:
-        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-            return await body(connection)
-
-    return asyncio.run(run())
 
 
 @app.command()
 def resolve(
-    keys: Annotated[list[str] | None, typer.Argument(help="Keys of unknown mails.")] = None,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Keys of unknown mails.")] = None,
     sent: Annotated[bool, typer.Option("--sent", help="It was sent: close it as sent.")] = False,
     not_sent: Annotated[bool, typer.Option("--not-sent", help="It was not: try again, within its limits.")] = False,
     resend: Annotated[
         bool, typer.Option("--resend", help="Nobody knows: send it once more at the risk of two.")
     ] = False,
     because: Because = None,
-    account: Annotated[str, typer.Option(help="The account they were enqueued for.")] = DEFAULT_ACCOUNT,
+    account: Annotated[str, typer.Option(metavar="NAME", help="The account they were enqueued for.")] = DEFAULT_ACCOUNT,
     all_unknown: Annotated[bool, typer.Option("--all", help="All unknowns of the account; see --older-than.")] = False,
     older_than: Annotated[
         float, typer.Option(min=0, metavar="MINUTES", help="With --all: unknown for so long at least.")
     ] = 0.0,
-    yes: Annotated[bool, typer.Option("--yes", help="With --all: do it, do not only say what would be done.")] = False,
+    yes: YesOption = False,
+    actor_name: ActorOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -66,7 +44,7 @@ def resolve(
     mails whose provider can be asked and has not been asked yet are left out.
     JSON: one object for each mail: key, account, decision, done, why (not), stage (now).
     """
-    from sendonce.store import decisions, reading
+    from sendonce.store import decisions, reading, story
 
     chosen: list[decisions.Decision] = []
     chosen += ["sent"] if sent else []
@@ -74,8 +52,7 @@ def resolve(
     chosen += ["resend"] if resend else []
     if len(chosen) != 1:
         raise ConfigurationError("give one of --sent, --not-sent and --resend")
-    if not because or not because.strip():
-        raise ConfigurationError("give --because: whoever looks at this mail later will want to know")
+    because = reason(because)
     if bool(keys) == all_unknown:
         raise ConfigurationError("name the mails by their keys, or give --all")
     found = settings.load(config, with_accounts=all_unknown)
@@ -86,12 +63,12 @@ def resolve(
         mails = []
         with reading.reading(found.database_url) as connection:
             for key in keys or ():
-                told = reading.story(connection, account, key)
-                if isinstance(told, reading.Forgotten):
+                found_mail = told(connection, account, key)
+                if isinstance(found_mail, story.Forgotten):
                     raise NoSuchEmail(account, key)
                 if not as_json:
-                    story_of(told)
-                mails.append((UUID(str(told.mail.id)), key))
+                    story_of(found_mail)
+                mails.append((found_mail.mail.id, key))
         return mails
 
     async def run(connection: Any) -> bool:
@@ -114,7 +91,7 @@ def resolve(
         done = True
         for email_id, key in mails:
             why = await decisions.decide(
-                connection, email_id, decision, lanes=found.lanes, actor=actor(), because=because or ""
+                connection, email_id, decision, lanes=found.lanes, actor=actor(actor_name), because=because
             )
             done = done and not why
             stage = "" if why else await decisions.stage_of(connection, email_id)
@@ -122,7 +99,7 @@ def resolve(
         return done
 
     show_first_result = show_first()
-    if not _with_store(found.database_url, run):
+    if not with_store(found.database_url, run):
         raise typer.Exit(ExitCode.NO)
 
 
@@ -154,16 +131,17 @@ def _say(key: str, account: str, decision: str, why: str, as_json: bool, stage: 
         typer.echo(f"{key}: {decision}, recorded; it is {stage} now")
 
 
-suppressions_app = typer.Typer(no_args_is_help=True, help="The addresses that an account must not write to.")
+suppressions_app = typer.Typer(cls=Group, no_args_is_help=True, help="The addresses that an account must not write to.")
 app.add_typer(suppressions_app, name="suppressions")
 
 
 @suppressions_app.command("list")
 def suppressions_list(
-    account: Annotated[str | None, typer.Option(help="Only this account.")] = None,
-    mailbox: Annotated[str | None, typer.Option(help="Only this address.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many.")] = 100,
+    account: Annotated[str | None, typer.Option(metavar="NAME", help="Only this account.")] = None,
+    mailbox: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Only this address.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="At most so many.")] = 100,
     reveal: RevealOption = False,
+    actor_name: ActorOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -179,65 +157,85 @@ def suppressions_list(
         found = await suppressions.entries(connection, account=account, mailbox=mailbox, limit=limit)
         return [asdict(one) for one in found]
 
-    rows = _with_store(url, run)
+    if reveal:
+        note_reveal(url, "suppressions list", actor_name, account=account)
+    rows = with_store(url, run)
     if not reveal:
         for row in rows:
             row["mailbox"] = mask(row["mailbox"])
-            row["note"] = row["note"] and mask_addresses(row["note"])
+            row.update({name: row[name] and mask_addresses(row[name]) for name in ("actor", "note")})
     if as_json:
         for row in rows:
             print_json(row)
         return
-    columns = ("account", "mailbox", "reason", "source", "actor", "at", "note")
-    print_table(f"{len(rows)} suppressed, times in UTC", columns, [[row[name] for name in columns] for row in rows])
+    typer.echo(f"{plural(len(rows), 'address', 'addresses')} suppressed")
+    if rows:
+        now = datetime.now(UTC)
+        print_lines(
+            ("since", "reason", "account", "address"),
+            [([ago(row["at"], now), row["reason"], row["account"], row["mailbox"]], _notes(row)) for row in rows],
+        )
+
+
+def _notes(row: dict[str, Any]) -> list[str]:
+    return [f"from {row['source']}, by {row['actor']}{': ' + row['note'] if row['note'] else ''}"]
 
 
 @suppressions_app.command("add")
 def suppressions_add(
-    mailbox: Annotated[str, typer.Argument(help="The address.")],
-    account: Annotated[str, typer.Option(help="For this account.")] = DEFAULT_ACCOUNT,
+    mailbox: Annotated[str, typer.Argument(metavar="ADDRESS", help="Whom not to write to.")],
+    account: Annotated[str, typer.Option(metavar="NAME", help="For this account.")] = DEFAULT_ACCOUNT,
     because: Because = None,
+    actor_name: ActorOption = None,
     config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Put an address on the list. Exit code 0 also when it is there already."""
+    """Put an address on the list. Exit code 0 also when it is there already.
+
+    JSON: one object: account, mailbox (masked), done.
+    """
     from sendonce.store import suppressions
 
-    address = _address(mailbox)
+    address = address_of(mailbox)
     url = settings.load(config, with_accounts=False).database_url
 
     async def run(connection: Any) -> bool:
         return await suppressions.add(
-            connection, account, address, "manual", source="operator", actor=actor(), note=because
+            connection, account, address, "manual", source="operator", actor=actor(actor_name), note=because
         )
 
-    typer.echo("added" if _with_store(url, run) else "it is on the list already")
+    done = with_store(url, run)
+    if as_json:
+        print_json({"account": account, "mailbox": mask(address), "done": done})
+    else:
+        typer.echo("added" if done else "it is on the list already")
 
 
 @suppressions_app.command("remove")
 def suppressions_remove(
-    mailbox: Annotated[str, typer.Argument(help="The address.")],
-    account: Annotated[str, typer.Option(help="For this account.")] = DEFAULT_ACCOUNT,
+    mailbox: Annotated[str, typer.Argument(metavar="ADDRESS", help="Whom to write to again.")],
+    account: Annotated[str, typer.Option(metavar="NAME", help="For this account.")] = DEFAULT_ACCOUNT,
     config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Take an address off the list. Exit code 1 when it is not on it. The provider keeps a list of its own."""
+    """Take an address off the list. Exit code 1 when it is not on it. The provider keeps a list of its own.
+
+    JSON: one object: account, mailbox (masked), done.
+    """
     from sendonce.store import suppressions
 
-    address = _address(mailbox)
+    address = address_of(mailbox)
     url = settings.load(config, with_accounts=False).database_url
 
     async def run(connection: Any) -> bool:
         return await suppressions.remove(connection, account, address)
 
-    if not _with_store(url, run):
+    done = with_store(url, run)
+    if as_json:
+        print_json({"account": account, "mailbox": mask(address), "done": done})
+    elif done:
+        typer.echo("removed")
+    else:
         complain("it is not on the list")
+    if not done:
         raise typer.Exit(ExitCode.NO)
-    typer.echo("removed")
-
-
-def _address(text: str) -> str:
-    from sendonce.checks import envelope_mailbox
-
-    try:
-        return envelope_mailbox(text)
-    except ValueError as error:
-        raise ConfigurationError(f"the address {error}") from None

@@ -28,7 +28,9 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave everything running until Ctrl-C, for the Temporal UI.")
     ] = False,
-    mails: Annotated[int, typer.Option("--mails", min=10, max=2000, help="How many newsletters are queued.")] = 60,
+    mails: Annotated[
+        int, typer.Option("--mails", metavar="N", min=10, max=2000, help="How many newsletters are queued.")
+    ] = 60,
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Keep a picture of the table at the end.")
     ] = None,

@@ -16,7 +16,7 @@ import typer
 
 from sendonce import settings
 from sendonce.cli.base import DEFAULT_ACCOUNT, ConfigOption, ExitCode, JsonOption, app
-from sendonce.cli.output import cell, mask_addresses, print_json
+from sendonce.cli.output import mask_addresses, print_json, print_wrapped
 from sendonce.errors import ConfigurationError, InvalidEmail
 
 if TYPE_CHECKING:
@@ -31,31 +31,82 @@ ANSWER_SECONDS = 60.0
 
 @app.command()
 def doctor(
-    account: Annotated[str, typer.Option(metavar="NAME", help="The account to look at.")] = DEFAULT_ACCOUNT,
-    to: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Send one test mail to this address.")] = None,
+    account: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Look at this account only [default: the installation and all accounts]."),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="ADDRESS",
+            help="Then send one real test mail to this address, such as your own, by the account that --account names "
+            "[default: the only one, or 'default'].",
+        ),
+    ] = None,
     from_: Annotated[
         str | None,
-        typer.Option("--from", metavar="ADDRESS", help="The test mail's sender [default: username, if an address]."),
+        typer.Option(
+            "--from",
+            metavar="ADDRESS",
+            help="With --to: the test mail's sender, which the account must be allowed to use "
+            "[default: the account's username, if that is an address].",
+        ),
     ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check an account step by step: name, connection, greeting, TLS and its certificate, log-in, an empty
-    transaction. Of an account over HTTP: name, connection and certificate of the API's host; only --to proves its
-    credentials. Sends nothing unless --to is given. Needs no database. Exit code 1 when a step failed.
+    """Check the installation (versions, store, durability, notifications, workers, Temporal, clocks), then every
+    account, step by step: name, connection, greeting, TLS and its certificate, log-in, an empty transaction. Of an
+    account over HTTP: name, connection and certificate of the API's host; only --to proves its credentials.
 
-    JSON: one object for each step: step, status (ok, warn, fail or skip), what, fix, seconds, and details.
+    With --account only that account is looked at, and no database is needed. Sends no mail unless --to is given.
+    Exit code 1 when a step failed.
+
+    JSON: one object for each step: account (null for the installation), step, status (ok, warn, fail or skip), what,
+    fix, seconds, and details.
     """
-    found = settings.load(config)
-    chosen = found.accounts.get(account)
-    if chosen is None:
+    found = settings.load(config, with_store=account is None)
+    if account is not None and account not in found.accounts:
         known = ", ".join(found.accounts) or "none"
         raise ConfigurationError(f"{found.source}: there is no account {account!r}; known are {known}")
-    transport = settings.build_transports(replace(found, accounts={account: chosen}))[account]
-    content = None if to is None else _content(chosen, to, from_)
-    failed = asyncio.run(_run(found, chosen, transport, content, as_json))
+    if from_ is not None and to is None:
+        raise ConfigurationError("--from is the sender of the test mail: give --to, to whom it goes, too")
+    sender = None if to is None else _sender_account(found, account)
+    content = None if to is None or sender is None else _content(found.accounts[sender], to, from_)
+    failed = account is None and asyncio.run(_installation(found, as_json))
+    for name in [account] if account is not None else found.accounts:
+        chosen = found.accounts[name]
+        transport = settings.build_transports(replace(found, accounts={name: chosen}))[name]
+        if account is None and not as_json:
+            sys.stdout.write(f"\naccount {name}\n")
+        what = content if name == sender else None
+        failed = asyncio.run(_run(found, chosen, transport, what, as_json)) or failed
     if failed:
         raise typer.Exit(ExitCode.NO)
+
+
+def _sender_account(found: Settings, account: str | None) -> str:
+    """By which account the test mail goes."""
+    if account is not None:
+        return account
+    if len(found.accounts) == 1:
+        return next(iter(found.accounts))
+    if DEFAULT_ACCOUNT in found.accounts:
+        return DEFAULT_ACCOUNT
+    known = ", ".join(found.accounts) or "none"
+    raise ConfigurationError(f"--to: by which account? give --account; known are {known}")
+
+
+async def _installation(found: Settings, as_json: bool) -> bool:
+    from sendonce.cli.installation import examine
+
+    failed = False
+    async with aclosing(examine(found)) as steps:
+        async for step in steps:
+            _print(step, as_json, None)
+            failed = failed or step.status == "fail"
+    return failed
 
 
 async def _run(
@@ -69,7 +120,7 @@ async def _run(
     try:
         async with aclosing(_steps(found, account, transport, content)) as steps:
             async for step in steps:
-                _print(step, as_json)
+                _print(step, as_json, account.name)
                 if step.status == "fail":
                     return True
     finally:
@@ -174,14 +225,15 @@ class _Open:
         """Let it pass."""
 
 
-def _print(step: Step, as_json: bool) -> None:
+def _print(step: Step, as_json: bool, account: str | None) -> None:
     what = mask_addresses(step.what)
     if as_json:
         details: dict[str, Any] = step.details
-        print_json({"step": step.name, "status": step.status, "what": what, "fix": step.fix or None,
-                    "seconds": round(step.seconds, 3), "details": details})  # fmt: skip
+        print_json({"account": account, "step": step.name, "status": step.status, "what": what,
+                    "fix": step.fix or None, "seconds": round(step.seconds, 3), "details": details})  # fmt: skip
         return
-    sys.stdout.write(f"{step.status:4}  {step.name:8}  {step.seconds:6.2f} s  {cell(what)}\n")
+    head = f"{step.status:4}  {step.name:14}  "
+    print_wrapped(what, head, " " * len(head))
     if step.fix:
-        sys.stdout.write(f"{'':27}-> {step.fix}\n")
+        print_wrapped(step.fix, f"{'':{len(head)}}-> ", " " * (len(head) + 3))
     sys.stdout.flush()

@@ -27,8 +27,10 @@ logger = logging.getLogger(__name__)
 
 @app.command()
 def webhooks(
-    host: Annotated[str, typer.Option(help="The address to listen on; put a proxy with TLS in front.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8025,
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="The address to listen on; put a proxy with TLS in front.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="The port; 0 takes a free one.")] = 8025,
     config: ConfigOption = None,
     log_level: LogLevelOption = LogLevel.INFO,
     as_json: JsonOption = False,
@@ -38,9 +40,9 @@ def webhooks(
     The path of an account is /webhooks/NAME; GET /healthz answers 200. Needs the extra 'webhooks'.
     """
     logs.set_up(log_level.upper(), as_json)
-    found = settings.load(config)
+    found = settings.load(config, having="webhook")
     receivers, terms = _receivers(found)
-    asyncio.run(_serve(found.database_url, receivers, terms, host, port))
+    asyncio.run(_serve(found, receivers, terms, host, port))
 
 
 def _receivers(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -58,6 +60,7 @@ def _receivers(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     accounts = {name: one for name, one in found.accounts.items() if one.webhook is not None}
     if not accounts:
         raise ConfigurationError(f"{found.source}: no account has a webhook; write [accounts.NAME.webhook]")
+    # Of these alone: what takes webhooks need not hold the keys of all others.
     transports = settings.build_transports(found)
     receivers = {}
     for name, account in accounts.items():
@@ -72,13 +75,13 @@ def _receivers(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return receivers, terms
 
 
-async def _serve(url: str, receivers: dict[str, Any], terms: dict[str, Any], host: str, port: int) -> None:
+async def _serve(found: Any, receivers: dict[str, Any], terms: dict[str, Any], host: str, port: int) -> None:
     from sendonce.store import Store, open_pool
     from sendonce.webhooks.app import make_app
     from sendonce.webhooks.serving import serve
 
     stop = _until_signal()
-    async with open_pool(url, name="webhooks") as pool:
+    async with open_pool(found.database_source, name="webhooks", pooler=found.store.pooler) as pool:
         store = Store(pool)
 
         async def record(account: str, events: Sequence[Event]) -> None:
@@ -144,7 +147,7 @@ async def _read(found: Any, maildir: Path | None, once: bool, lmtp: str | None) 
     from sendonce.store.events import Terms
 
     terms = Terms(found.lanes, "dsn")
-    async with open_pool(found.database_url, name="dsn", max_size=2) as pool:
+    async with open_pool(found.database_source, name="dsn", max_size=2, pooler=found.store.pooler) as pool:
         store = Store(pool)
 
         async def handle(mail: bytes, recipients: tuple[str, ...]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sendonce import settings
-from sendonce.cli import logs
+from sendonce.cli import event_loop, logs
 from sendonce.cli.base import ConfigOption, JsonOption, app
 from sendonce.cli.output import print_json, progress
 from sendonce.errors import ConfigurationError
@@ -34,9 +33,12 @@ class LogLevel(StrEnum):
 
 LanesOption = Annotated[
     str | None,
-    typer.Option("--lanes", help="Serve these lanes only: names, separated by commas."),
+    typer.Option("--lanes", metavar="LANES", help="Serve these lanes only: names, separated by commas."),
 ]
-LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="The least that is logged.")]
+LogLevelOption = Annotated[
+    LogLevel,
+    typer.Option("--log-level", metavar="LEVEL", help="The least that is logged: debug, info, warning or error."),
+]
 
 
 @app.command()
@@ -45,25 +47,29 @@ def migrate(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     JSON: one object, before (null when there was no schema), after, changed.
     """
-    # SQLAlchemy and Alembic are loaded by this command only.
-    from psycopg import Error
-    from sqlalchemy.exc import DBAPIError
-
-    from sendonce.store.migrate import migrate as upgrade
-
-    url = settings.load(config, with_accounts=False).database_url
-    try:
-        with progress("migrating the schema, or waiting for another migration"):
-            before, after = upgrade(url)
-    except DBAPIError as error:
-        # The driver's own error: SQLAlchemy's would quote the statement.
-        raise (error.orig if isinstance(error.orig, Error) else error) from None
+    before, after = upgraded(settings.load(config, with_accounts=False).database_url)
     if as_json:
         print_json({"before": before, "after": after, "changed": before != after})
     elif before == after:
         print(f"The schema is at {after} already.")
     else:
         print(f"The schema went from {before or 'nothing'} to {after}.")
+
+
+def upgraded(url: str) -> tuple[str | None, str]:
+    """Migrate the store at ``url``; returns the revision before and after."""
+    # SQLAlchemy and Alembic are loaded when it comes to this only.
+    from psycopg import Error
+    from sqlalchemy.exc import DBAPIError
+
+    from sendonce.store.migrate import migrate as upgrade
+
+    try:
+        with progress("migrating the schema, or waiting for another migration"):
+            return upgrade(url)
+    except DBAPIError as error:
+        # The driver's own error: SQLAlchemy's would quote the statement.
+        raise (error.orig if isinstance(error.orig, Error) else error) from None
 
 
 @app.command()
@@ -75,17 +81,16 @@ def worker(
 ) -> None:
     """Deliver mails until SIGTERM or SIGINT; then finish what is in flight, at most drain_seconds long.
 
-    Logs to standard error. JSON: the log on standard output, one object per record: at, level, logger, message, and
-    error where there was one.
+    Logs to standard error. JSON: the log on standard output, one object per record: at, level, logger, message, error
+    where there was one, and what the message says as name=value. [log] format = "json" writes these to standard error.
     """
     from sendonce.worker import run_until_signal
 
-    logs.set_up(log_level.upper(), as_json)
-    logs.forward_sdk_logs()
     found = _with_lanes(settings.load(config), lanes)
+    sdk_metrics = _set_up_logs(found, log_level, as_json)
     transports = settings.build_transports(found)
     _warn(found, transports)
-    asyncio.run(run_until_signal(settings.build_worker_config(found, transports)))
+    event_loop.run(run_until_signal(settings.build_worker_config(found, transports, sdk_metrics=sdk_metrics)))
 
 
 @app.command()
@@ -102,11 +107,16 @@ def starter(
     """
     from sendonce.cli.starter_process import start_until_signal
 
-    logs.set_up(log_level.upper(), as_json)
-    logs.forward_sdk_logs()
     found = _with_lanes(settings.load(config), lanes)
+    sdk_metrics = _set_up_logs(found, log_level, as_json)
     transports = settings.build_transports(found) if found.accounts else {}
-    asyncio.run(start_until_signal(settings.build_worker_config(found, transports)))
+    event_loop.run(start_until_signal(settings.build_worker_config(found, transports, sdk_metrics=sdk_metrics)))
+
+
+def _set_up_logs(found: settings.Settings, log_level: LogLevel, as_json: bool) -> str | None:
+    """Set up the log, and the SDK's metrics where somebody may ask for them; returns where those are."""
+    logs.set_up(log_level.upper(), as_json, json_to_stderr=found.log.format == "json")
+    return logs.forward_sdk_logs(metrics=found.watch.listen is not None)
 
 
 def _with_lanes(found: settings.Settings, lanes: str | None) -> settings.Settings:

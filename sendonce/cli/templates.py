@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tempfile
 import webbrowser
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sendonce import settings
-from sendonce.cli.base import ConfigOption, ExitCode, JsonOption, app
+from sendonce.cli.base import ConfigOption, ExitCode, Group, JsonOption, app
 from sendonce.cli.output import cell, complain, print_fields, print_json
 from sendonce.errors import ConfigurationError, TemplateFault
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 # Loaded inside the commands: Jinja, lxml and the transports are of no use to the others.
 
-templates = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check and preview templates.")
+templates = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, help="Check and preview templates.")
 app.add_typer(templates, name="templates")
 
 FolderOption = Annotated[
@@ -60,12 +61,14 @@ def check(folder: FolderOption = None, config: ConfigOption = None, as_json: Jso
 
 @templates.command()
 def preview(
-    name: Annotated[str, typer.Argument(help="The template.")],
-    locale: Annotated[str | None, typer.Option(help="A language tag, such as de-AT.")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The template.")],
+    locale: Annotated[str | None, typer.Option(metavar="TAG", help="A language tag, such as de-AT.")] = None,
     parameters: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Parameters as JSON or TOML [default: the template's sample].")
     ] = None,
-    part: Annotated[Part | None, typer.Option(help="Only this part, as it is.")] = None,
+    part: Annotated[
+        Part | None, typer.Option(metavar="PART", help="Only this part, as it is: text, html or mime.")
+    ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show the HTML in the browser.")] = False,
     folder: FolderOption = None,
     config: ConfigOption = None,
@@ -97,11 +100,26 @@ def preview(
 def _library(folder: Path | None, config: Path | None) -> Templates:
     from sendonce.templates import Templates
 
-    found = settings.load(config, with_accounts=False)
+    found = settings.outline(config)
     folder = folder or found.templates.folder
     if folder is None:
         raise ConfigurationError(f"{found.source}: [templates] folder is missing; write it, or give --folder")
+    _import(found)
     return Templates(folder, found.templates.default_locale)
+
+
+def _import(found: settings.Outline) -> None:
+    """Define the classes of templates: what is imported is the application's own code."""
+    if found.templates.modules:
+        file = Path(found.source)
+        sys.path.insert(0, str(file.resolve().parent if file.is_file() else Path.cwd()))
+    for name in found.templates.modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise ConfigurationError(
+                f"{found.source}: [templates] modules: {name} cannot be imported ({type(error).__name__}: {error})"
+            ) from None
 
 
 def _line(fault: TemplateFault) -> str:

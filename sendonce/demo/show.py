@@ -9,13 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from sendonce.demo.play import Played
 from sendonce.demo.verdict import Judged
 
 WIDTH = 128
 """Columns of the table where there is no terminal, and in the picture."""
+
+NARROWEST = 118
+"""Columns that the table needs so that no word in it is broken; a narrower terminal gets lines."""
+
+COLUMNS = ("key", "stage", "attempts", "last reply", "copies", "verdict")
+"""Of the lines; lane and story stand below each."""
 
 STAGE_STYLES = {"sent": "green", "failed": "red", "dead": "red", "expired": "red", "unknown": "yellow"}
 
@@ -35,12 +43,36 @@ def table(played: Played) -> Table:
     view = Table(title="What the store says, and what arrived", title_justify="left", header_style="bold")
     for column in ("key", "lane", "what happened", "stage", "attempts", "last reply", "copies", "verdict"):
         view.add_column(column, justify="right" if column in ("attempts", "copies") else "left", overflow="fold")
+    for row in _rows(played):
+        view.add_row(*row)
+    return view
+
+
+def lines(played: Played) -> Table:
+    """The same for a narrow terminal: what happened stands on a line of its own below the rest."""
+    view = Table.grid(padding=(0, 2))
+    rows = [(key, *rest, f"{story}, lane {lane}" if lane not in ("-", "default") else story)
+            for key, lane, story, *rest in _rows(played)]  # fmt: skip
+    texts = [[Text.from_markup(cell) for cell in row] for row in [(*COLUMNS, ""), *rows]]
+    widths = [max(cell.cell_len for cell in column) for column in zip(*(row[:-1] for row in texts), strict=True)]
+    view.add_row(Text("What the store says, and what arrived", style="italic"))
+    for n, (*row, story) in enumerate(texts):
+        line = Text(style="bold" if n == 0 else "")
+        for cell, width in zip(row, widths, strict=True):
+            cell.pad_right(width - cell.cell_len + 2)
+            line.append_text(cell)
+        line.rstrip()
+        view.add_row(line)
+        if n:
+            view.add_row(Padding(story, (0, 0, 0, 4)))
+    return view
+
+
+def _rows(played: Played) -> list[tuple[str, ...]]:
     stories: dict[str, list[Judged]] = {}
     for line in played.verdict.lines:
         stories.setdefault(line.plan.story, []).append(line)
-    for story, lines in stories.items():
-        view.add_row(*_told(story, lines))
-    return view
+    return [_told(story, lines) for story, lines in stories.items()]
 
 
 def _told(story: str, lines: list[Judged]) -> tuple[str, ...]:
@@ -98,7 +130,7 @@ def conclude(console: Console, played: Played, *, svg: Path | None = None) -> No
     end = "[bold red]The promise was broken:[/]" if faults else "[bold green]Every mail is accounted for.[/]"
     recorder = Console(record=True, width=WIDTH, file=io.StringIO())
     for target in (console, recorder):
-        target.print(table(played))
+        target.print(table(played) if target.width >= NARROWEST else lines(played))
         target.print(f"{end} {words}; login code after {numbers['login_code_seconds']} s.", highlight=False)
         for fault in faults:
             target.print(f"  {fault}", highlight=False, markup=False)

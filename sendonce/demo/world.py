@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Self
 
 import psycopg
+from temporalio.client import Client
 
 from sendonce.embedded import ChildProcess, EmbeddedPostgres, EmbeddedTemporal, clean_environment
 from sendonce.errors import SendonceError
+from sendonce.search_attributes import register
 from sendonce.store.migrate import migrate
 from sendonce.testing.http_request import HttpRequest
 from sendonce.testing.mailbox import Mailbox
@@ -148,6 +150,7 @@ class World:
         self.postgres, self.temporal = postgres, temporal
         self.database_url = await asyncio.to_thread(postgres.create_database, "bookstore")
         await asyncio.to_thread(migrate, self.database_url)
+        await register(await Client.connect(temporal.target, namespace=temporal.namespace))
         self.settings = self.folder / "sendonce.toml"
         self.settings.write_text(
             SETTINGS.format(
@@ -218,6 +221,11 @@ class World:
                 connection.execute("LOCK TABLE sendonce.email IN SHARE MODE")
                 if connection.execute(others, [key]).fetchone() is None:
                     self.worker.kill()
+                    # A statement that waits for the lock would go on without its client.
+                    connection.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                        " WHERE datname = current_database() AND application_name LIKE 'sendonce %%'"
+                    )
                     return
                 connection.rollback()
                 time.sleep(0.005)

@@ -20,6 +20,7 @@ from typing import Self
 
 from sendonce.dsn.parts import LIMIT
 from sendonce.dsn.sources import Handle
+from sendonce.ending import end
 
 _LINE = 2048
 """Octets of a command line; RFC 5321 4.5.3.1.4 asks for 512, extensions for more."""
@@ -95,10 +96,7 @@ class Lmtp:
                 task.cancel()
         if self._sessions:
             _, late = await asyncio.wait(self._sessions, timeout=self.limits.close_seconds)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
+            await end(late)
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()

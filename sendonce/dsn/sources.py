@@ -78,7 +78,8 @@ class Maildir:
         """:raises ConfigurationError: there is no Maildir, or it may not be written."""
         self.new, self.cur = folder / "new", folder / "cur"
         for part in (self.new, self.cur):
-            if not part.is_dir() or not os.access(part, os.R_OK | os.W_OK | os.X_OK):
+            # Asked in this order, a name that is too long is only one that is not there.
+            if not os.access(part, os.R_OK | os.W_OK | os.X_OK) or not part.is_dir():
                 raise ConfigurationError(
                     f"{folder} is no Maildir that can be read: it needs the folders new, cur and tmp, "
                     "and this user needs to read and write them"

@@ -33,6 +33,7 @@ from sendonce.embedded.process import (
     free_port,
     lock_folder,
     log_tail,
+    told_of,
     wait_until,
 )
 
@@ -72,6 +73,7 @@ class EmbeddedPostgres:
         self._fixed_port = port
         self._port = port or 0
         self._password = ""
+        self._remembered: object = None
         self._options = {**_OPTIONS, **({} if durable else _NOT_DURABLE), **(options or {})}
         self._child: ChildProcess | None = None
 
@@ -95,7 +97,8 @@ class EmbeddedPostgres:
         """
         server = cls(folder, durable=durable, port=port, options=options)
         try:
-            server._launch()
+            with told_of("PostgreSQL", server.folder):
+                server._launch()
         except BaseException:
             server.stop()
             raise
@@ -251,14 +254,20 @@ class EmbeddedPostgres:
         try:
             saved = json.loads((self.folder / "server.json").read_text())
             found = (self._data / "PG_VERSION").read_text().strip()
+            self._password, port = str(saved["password"]), int(saved["port"])
         except OSError as error:
             raise EmbeddedServerError(
                 f"{error.filename} cannot be read ({error.strerror}): start as the user who made {self.folder}, "
                 "or move it away to start afresh"
             ) from error
-        self._password = saved["password"]
-        if self._fixed_port is None and not accepts_connections(saved["port"]):
-            self._port = saved["port"]
+        except (ValueError, LookupError, TypeError):
+            raise EmbeddedServerError(
+                f'{self.folder / "server.json"} is damaged: put {{"password": "…", "port": …}} of the database\'s URL '
+                f"there, or move {self.folder} away to start afresh"
+            ) from None
+        self._remembered = saved
+        if self._fixed_port is None and not accepts_connections(port):
+            self._port = port
         major = postgres_version().split(".")[0]
         if found != major:
             raise EmbeddedServerError(
@@ -314,12 +323,20 @@ class EmbeddedPostgres:
         fresh.rename(self._data)
 
     def _remember(self) -> None:
+        said = {"password": self._password, "port": self._port}
+        if said == self._remembered:
+            return
         file = self.folder / "server.json"
         fresh = file.with_suffix(".new")
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as stream:
-            json.dump({"password": self._password, "port": self._port}, stream)
+            json.dump(said, stream)
+            stream.flush()
+            # The password is nowhere else: a crash of the machine must not leave an empty file.
+            if self._durable:
+                os.fsync(descriptor)
         fresh.rename(file)
+        self._remembered = said
 
 
 def _environment() -> dict[str, str]:

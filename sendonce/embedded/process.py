@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -282,10 +283,22 @@ def lock_folder(folder: Path, timeout: float = 10.0) -> int:
     return descriptor
 
 
-def log_tail(log: Path, lines: int = 5) -> str:
-    """The last lines of a server's log with its place, for an error message."""
+@contextmanager
+def told_of(server: str, folder: Path) -> Iterator[None]:
+    """Errors of the disk are told as what they are: of ``server``, with the file and what to do."""
     try:
-        text = log.read_text(errors="replace").strip().splitlines()[-lines:]
+        yield
+    except OSError as error:
+        raise EmbeddedServerError(
+            f"{server} cannot be started: {error.filename or folder}: {error.strerror}; make room or name another"
+            " folder"
+        ) from error
+
+
+def log_tail(log: Path, lines: int = 5) -> str:
+    """The last lines of a server's log with its place, for an error message; long ones are cut."""
+    try:
+        text = [line[:300] for line in log.read_text(errors="replace").strip().splitlines()[-lines:]]
     except OSError:
         text = []
     return f"log: {log}" + "".join(f"\n  {line}" for line in text)

@@ -30,6 +30,7 @@ from sendonce.embedded.process import (
     free_port,
     lock_folder,
     log_tail,
+    told_of,
     wait_until,
 )
 
@@ -62,11 +63,13 @@ class EmbeddedTemporal:
         ui_port: int | None,
         namespace: str,
         search_attributes: Mapping[str, str] | None,
+        tuned: bool,
     ) -> None:
         self._in_memory = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix="sendonce-temporal-")) if folder is None else folder.absolute()
         self.log = self.folder / "temporal.log"
         self.namespace = namespace
+        self._tuned = tuned
         self._ui = ui
         self._fixed_port, self._fixed_ui_port = port, ui_port
         self._port, self._ui_port = 0, 0
@@ -83,23 +86,32 @@ class EmbeddedTemporal:
         ui_port: int | None = None,
         namespace: str = "default",
         search_attributes: Mapping[str, str] | None = None,
+        tuned: bool = True,
     ) -> Self:
         """Start a server and return when its namespace answers (about a second).
 
         ``folder`` keeps its data and its log (made if missing). They survive :meth:`kill`; a crash of the machine may
         damage them, because SQLite does not wait for the disk. None: everything in memory, forgotten at the end.
         ``ui`` serves the web interface. Ports that are None are chosen. ``search_attributes`` are registered by name
-        and type (``Keyword``, ``Int``, …).
+        and type (``Keyword``, ``Int``, …). ``tuned``: steps are taken at once. Without it, as ``temporal server
+        start-dev`` has it, each waits for its turn.
 
         Blocks; from a coroutine call it through :func:`asyncio.to_thread`.
 
         :raises EmbeddedServerError: it does not start, or another server runs in the folder.
         """
         server = cls(
-            folder, ui=ui, port=port, ui_port=ui_port, namespace=namespace, search_attributes=search_attributes
+            folder,
+            ui=ui,
+            port=port,
+            ui_port=ui_port,
+            namespace=namespace,
+            search_attributes=search_attributes,
+            tuned=tuned,
         )
         try:
-            server._launch()
+            with told_of("Temporal", server.folder):
+                server._launch()
         except BaseException:
             server.stop()
             raise
@@ -183,7 +195,12 @@ class EmbeddedTemporal:
                     break
         finally:
             os.close(lock)
-        raise EmbeddedServerError(f"Temporal does not start on port {self._port}; {log_tail(self.log)}")
+        damaged = (
+            ""
+            if self._in_memory
+            else f"; if its data are damaged, move {self.folder / _DATABASE}* away: what is open is started anew"
+        )
+        raise EmbeddedServerError(f"Temporal does not start on port {self._port}{damaged}; {log_tail(self.log)}")
 
     def _run(self, lock: int) -> bool:
         """Start the process; True when it answers, False when it ended instead."""
@@ -216,7 +233,7 @@ class EmbeddedTemporal:
                 ),
                 *(
                     part
-                    for name, value in _DYNAMIC_CONFIG.items()
+                    for name, value in (_DYNAMIC_CONFIG if self._tuned else {}).items()
                     for part in _flag("--dynamic-config-value", name, value)
                 ),
             ],

@@ -22,15 +22,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sendonce.settings.compose import build_transports, build_worker_config, temporal_connection, warnings
-    from sendonce.settings.loading import load
-    from sendonce.settings.model import Settings
+    from sendonce.settings.loading import load, outline
+    from sendonce.settings.model import Outline, Settings
 
-__all__ = ["Settings", "build_transports", "build_worker_config", "load", "temporal_connection", "warnings"]
+__all__ = [
+    "Outline",
+    "Settings",
+    "build_transports",
+    "build_worker_config",
+    "load",
+    "outline",
+    "temporal_connection",
+    "warnings",
+]
 
 _HOMES = {
     "sendonce.settings.compose": ("build_transports", "build_worker_config", "temporal_connection", "warnings"),
-    "sendonce.settings.loading": ("load",),
-    "sendonce.settings.model": ("Settings",),
+    "sendonce.settings.loading": ("load", "outline"),
+    "sendonce.settings.model": ("Outline", "Settings"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sendonce.activities.rotation import Rotation
 from sendonce.errors import ConfigurationError
 from sendonce.policy import LanePolicy
 from sendonce.settings.model import Settings
+from sendonce.settings.watching import build_watching
 
 if TYPE_CHECKING:
     from temporalio.envconfig import ClientConnectConfig
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
     from sendonce.activities.transports.base import Transport
     from sendonce.templates import Templates
     from sendonce.worker import WorkerConfig
+
+logger = logging.getLogger(__name__)
 
 RFC_ANSWER_SECONDS = 600
 """RFC 5321 4.5.3.2.6: how long a client waits for the reply to the final dot."""
@@ -79,11 +85,16 @@ def temporal_connection(settings: Settings, environ: Mapping[str, str] | None = 
     return found
 
 
-def build_worker_config(settings: Settings, transports: Mapping[str, Transport]) -> WorkerConfig:
-    """What :func:`sendonce.worker.serve` takes. ``transports`` are those of :func:`build_transports`.
+def build_worker_config(
+    settings: Settings, transports: Mapping[str, Transport], *, sdk_metrics: str | None = None
+) -> WorkerConfig:
+    """What :func:`sendonce.worker.serve` takes. ``transports`` are those of :func:`build_transports`. ``sdk_metrics``:
+    where the Temporal SDK of this process shows its metrics, as ``host:port``.
 
-    Raises :class:`~sendonce.errors.ConfigurationError` for a contradiction that the settings say to refuse.
+    Raises :class:`~sendonce.errors.ConfigurationError` for a contradiction that the settings say to refuse, and for a
+    payload codec that cannot be loaded.
     """
+    from sendonce.settings.codec import load_codec
     from sendonce.worker import WorkerConfig
 
     if settings.worker.short_windows == "refuse" and (found := window_warnings(settings, transports)):
@@ -91,7 +102,7 @@ def build_worker_config(settings: Settings, transports: Mapping[str, Transport])
 
     worker, starter, safety = settings.worker, settings.starter, settings.safety
     return WorkerConfig(
-        database_url=settings.database_url,
+        database_url=settings.database_source,
         transports=transports,
         fallbacks={name: one.fallback for name, one in settings.accounts.items() if one.fallback},
         rates={name: one.rates for name, one in settings.accounts.items() if one.rates},
@@ -101,6 +112,9 @@ def build_worker_config(settings: Settings, transports: Mapping[str, Transport])
         served=worker.lanes,
         task_queue_prefix=settings.temporal.task_queue_prefix,
         pool_size=settings.store.pool_size,
+        failover=settings.store.failover,
+        pooler=settings.store.pooler,
+        rotated=Rotated(settings) if _may_be_rotated(settings) else None,
         lease_seconds=worker.lease_seconds,
         renew_seconds=worker.renew_seconds,
         hand_off_seconds=worker.hand_off_seconds,
@@ -115,7 +129,46 @@ def build_worker_config(settings: Settings, transports: Mapping[str, Transport])
         breaker_mails=worker.breaker_mails,
         redirect_all_to=safety.redirect_all_to,
         allowed_domains=safety.allowed_domains,
+        watching=build_watching(settings.alarms, settings.sinks, settings.watch, settings.traces, sdk_metrics),
+        retention=settings.retention,
+        payload_codec=load_codec(settings.source, settings.temporal.payload_codec),
     )
+
+
+class Rotated:
+    """What was rotated since the last call: accounts whose secrets are in files, and Temporal's API key."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._last = {name: account for name, account in settings.accounts.items() if account.anew is not None}
+        self._api_key = temporal_connection(settings).get("api_key")
+
+    def __call__(self) -> Rotation:
+        """Read them once more. What cannot be read now, or is not valid, counts as unchanged, with a warning."""
+        changed = {}
+        for name, last in self._last.items():
+            assert last.anew is not None
+            try:
+                now = replace(last.anew(), anew=last.anew)
+            except ConfigurationError as error:
+                logger.warning("not rotated: %s", error)
+                continue
+            if now.options != last.options:
+                self._last[name] = now
+                changed[name] = now.build
+        api_key = None
+        try:
+            found = temporal_connection(self._settings).get("api_key")
+            if found and found != self._api_key:
+                api_key = self._api_key = found
+        except ConfigurationError as error:
+            logger.warning("not rotated: %s", error)
+        return Rotation(changed, api_key)
+
+
+def _may_be_rotated(settings: Settings) -> bool:
+    from_file = any(account.anew is not None for account in settings.accounts.values())
+    return from_file or "api_key" in temporal_connection(settings)
 
 
 def window_warnings(settings: Settings, transports: Mapping[str, Transport]) -> list[str]:

@@ -6,8 +6,9 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -17,11 +18,14 @@ from sendonce.errors import ConfigurationError, InvalidEmail
 from sendonce.message import Address
 from sendonce.policy import DEFAULT_LANES, LanePolicy
 from sendonce.rates import DomainLimit, Rate
+from sendonce.retention import Retention
 from sendonce.settings import transports
 from sendonce.settings.model import (
     AccountSettings,
     DomainSettings,
     LaneSettings,
+    Outline,
+    RetentionSettings,
     SafetySettings,
     Settings,
     StarterSettings,
@@ -31,6 +35,7 @@ from sendonce.settings.model import (
     WorkerSettings,
 )
 from sendonce.settings.secrets import Secrets
+from sendonce.settings.watching import AlarmSettings, LogSettings, SinkSettings, TraceSettings, WatchSettings
 from sendonce.webhooks.settings import WebhookSettings
 
 DEFAULT_FILE = "sendonce.toml"
@@ -44,20 +49,54 @@ ENVIRONMENT = {
 }
 """Variables that win over the file. An empty one counts as unset; domains are separated by commas."""
 
-_SECTIONS = ("store", "temporal", "worker", "starter", "safety", "templates", "lanes", "accounts")
+_SECTIONS = (
+    "store",
+    "temporal",
+    "worker",
+    "starter",
+    "safety",
+    "templates",
+    "retention",
+    "lanes",
+    "accounts",
+    "alarms",
+    "sinks",
+    "watch",
+    "traces",
+    "log",
+)
 _NAME = re.compile(r"[a-z0-9_-]{1,50}")
 _Model = TypeVar("_Model", bound=BaseModel)
+_Read = TypeVar("_Read")
 
 
-def load(path: Path | None = None, environ: Mapping[str, str] | None = None, *, with_accounts: bool = True) -> Settings:
+def load(
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    with_accounts: bool = True,
+    with_store: bool = True,
+    having: str | None = None,
+) -> Settings:
     """Read the settings. ``environ`` is the process's environment unless given.
 
-    ``with_accounts=False`` leaves ``[accounts]`` unread, for commands that send nothing: they need no secrets.
+    ``with_accounts=False`` leaves ``[accounts]`` and ``[sinks]`` unread, for commands that send nothing: they need no
+    secrets. ``with_store=False`` leaves ``[store]`` unread, for those that look at accounts alone. ``having``: only the
+    accounts with this key are read, such as those with ``webhook``.
     Raises :class:`~sendonce.errors.ConfigurationError` naming the file, the key and what to write instead.
     """
     environ = os.environ if environ is None else environ
     file = _file(path, environ)
-    return _Loader(file, environ).settings(with_accounts)
+    return _Loader(file, environ).settings(with_accounts, with_store, having)
+
+
+def outline(path: Path | None = None) -> Outline:
+    """What a trial needs of a file: lanes, templates, the worker's habits and the names of the accounts. No secret is
+    read, and no variable but the one that names the file, where ``path`` does not.
+
+    Raises :class:`~sendonce.errors.ConfigurationError`.
+    """
+    return _Loader(_file(path, os.environ), {}).outline()
 
 
 def _file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
@@ -81,33 +120,65 @@ class _Loader:
         self._secrets = Secrets(self._base, environ)
         self._override(environ)
 
-    def settings(self, with_accounts: bool) -> Settings:
+    def outline(self) -> Outline:
+        accounts = self._table("accounts")
+        for name in accounts:
+            self._check_name("accounts", name)
+        worker = self._section("worker", WorkerSettings)
+        return Outline(self._source, self._lanes(self._table("lanes")), self._templates(), worker, tuple(accounts))
+
+    def settings(self, with_accounts: bool, with_store: bool, having: str | None) -> Settings:
         lanes = self._lanes(self._table("lanes"))
+        if with_store:
+            store, from_file = self._reading(lambda: self._section("store", StoreSettings))
+        else:
+            store, from_file = StoreSettings(), False
         settings = Settings(
             source=self._source,
-            store=self._section("store", StoreSettings),
+            store=store,
             temporal=self._section("temporal", TemporalSettings),
             worker=self._section("worker", WorkerSettings),
             starter=self._section("starter", StarterSettings),
             safety=self._section("safety", SafetySettings),
             templates=self._templates(),
+            retention=self._retention(lanes),
             lanes=lanes,
-            accounts=self._accounts(self._table("accounts")) if with_accounts else {},
+            accounts=self._accounts(self._table("accounts"), having) if with_accounts else {},
+            alarms=self._section("alarms", AlarmSettings),
+            sinks=self._sinks(self._table("sinks")) if with_accounts else {},
+            watch=self._section("watch", WatchSettings),
+            traces=self._section("traces", TraceSettings),
+            log=self._section("log", LogSettings),
+            store_anew=(lambda: self._section("store", StoreSettings)) if from_file else None,
         )
         for lane in settings.worker.lanes:
             if lane not in lanes:
                 raise self._error(f"[worker] lanes: there is no lane {lane!r}{_closest(lane, tuple(lanes))}")
         return settings
 
+    def _reading(self, section: Callable[[], _Read]) -> tuple[_Read, bool]:
+        """The section, and whether a secret in it comes from a file of its own."""
+        before = self._secrets.files_read
+        found = section()
+        return found, self._secrets.files_read > before
+
     def _read(self, file: Path) -> dict[str, Any]:
         try:
-            return tomllib.loads(file.read_text(encoding="utf-8"))
+            tables = tomllib.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
             raise self._error(f"cannot be read: {error.strerror}; give another file with --config") from None
         except UnicodeDecodeError:
             raise self._error("is not UTF-8 text; save it as UTF-8") from None
         except tomllib.TOMLDecodeError as error:
             raise self._error(f"is not valid TOML: {error}") from None
+        except (RecursionError, ValueError):
+            # The reader's own limits: it fails with these, and names no place.
+            raise self._error("is nested too deeply, or holds a number of thousands of digits") from None
+        key = _with_nul(tables)
+        if key:
+            # No path, name or secret can hold one; what is given it fails in many ways, at many places.
+            raise self._error(f"{key}: holds the character NUL; leave it out")
+        return tables
 
     def _override(self, environ: Mapping[str, str]) -> None:
         for variable, (section, key) in ENVIRONMENT.items():
@@ -134,6 +205,16 @@ class _Loader:
         found = self._section("templates", TemplateSettings)
         return found if found.folder is None else found.model_copy(update={"folder": self._base / found.folder})
 
+    def _retention(self, lanes: Mapping[str, LanePolicy]) -> Retention:
+        try:
+            found = self._section("retention", RetentionSettings).build()
+            found.check_lanes(lanes)
+        except ConfigurationError as error:
+            if str(error).startswith(self._source):
+                raise
+            raise self._error(f"[retention] {error}") from None
+        return found
+
     def _lanes(self, tables: dict[str, Any]) -> dict[str, LanePolicy]:
         lanes = dict(DEFAULT_LANES)
         for name, table in tables.items():
@@ -146,37 +227,54 @@ class _Loader:
                 raise self._error(f"[lanes.{name}] {error}") from None
         return lanes
 
-    def _accounts(self, tables: dict[str, Any]) -> dict[str, AccountSettings]:
+    def _accounts(self, tables: dict[str, Any], having: str | None) -> dict[str, AccountSettings]:
         accounts = {}
         for name, table in tables.items():
             self._check_name("accounts", name)
-            where = f"accounts.{name}"
-            if not isinstance(table, dict) or not isinstance(table.get("transport"), str):
-                raise self._error(f'[{where}] transport is missing; write transport = "smtp", or a provider\'s name')
-            try:
-                factory, model = transports.find(table["transport"])
-            except ConfigurationError as error:
-                raise self._error(f"[{where}] transport: {error}") from None
-            rest = {
-                key: None if value is False and _may_be_unset(model, key) else value
-                for key, value in table.items()
-                if key not in transports.ACCOUNT_KEYS
-            }
-            options, webhook = self._validated(model, rest, where), None
-            if "webhook" in table:
-                webhook = self._validated(WebhookSettings, table["webhook"], f"{where}.webhook")
-            fallback = self._fallback(name, table, tables)
-            accounts[name] = AccountSettings(
-                name,
-                table["transport"],
-                options,
-                factory,
-                webhook,
-                self._rates(where, table.get("rates", [])),
-                self._domains(where, table.get("domains", {})),
-                fallback,
-            )
+            if having is not None and isinstance(table, dict) and having not in table:
+                continue
+            found, from_file = self._reading(partial(self._account, name, table, tables))
+            if from_file:
+                found = replace(found, anew=partial(self._account, name, table, tables))
+            accounts[name] = found
         return accounts
+
+    def _account(self, name: str, table: Any, tables: dict[str, Any]) -> AccountSettings:
+        where = f"accounts.{name}"
+        if not isinstance(table, dict) or not isinstance(table.get("transport"), str):
+            raise self._error(f'[{where}] transport is missing; write transport = "smtp", or a provider\'s name')
+        try:
+            factory, model = transports.find(table["transport"])
+        except ConfigurationError as error:
+            raise self._error(f"[{where}] transport: {error}") from None
+        rest = {
+            key: None if value is False and _may_be_unset(model, key) else value
+            for key, value in table.items()
+            if key not in transports.ACCOUNT_KEYS
+        }
+        options, webhook = self._validated(model, rest, where, transports.ACCOUNT_KEYS), None
+        if "webhook" in table:
+            webhook = self._validated(WebhookSettings, table["webhook"], f"{where}.webhook")
+        fallback = self._fallback(name, table, tables)
+        return AccountSettings(
+            name,
+            table["transport"],
+            options,
+            factory,
+            webhook,
+            self._rates(where, table.get("rates", [])),
+            self._domains(where, table.get("domains", {})),
+            fallback,
+        )
+
+    def _sinks(self, tables: dict[str, Any]) -> dict[str, SinkSettings]:
+        sinks = {}
+        for name, table in tables.items():
+            self._check_name("sinks", name)
+            if name == "log":
+                raise self._error("[sinks.log]: the log is always told; use another name")
+            sinks[name] = self._validated(SinkSettings, table, f"sinks.{name}")
+        return sinks
 
     def _rates(self, where: str, rates: object) -> tuple[Rate, ...]:
         if not isinstance(rates, (list, tuple)) or not all(isinstance(rate, str) for rate in rates):
@@ -195,6 +293,11 @@ class _Loader:
         limits = {}
         for name, table in tables.items():
             place = f'{where}.domains."{name}"'
+            if isinstance(table, dict) and table and all(isinstance(value, dict) for value in table.values()):
+                whole = f"{name}.{_dotted(table)}"
+                raise self._error(
+                    f'[{where}.domains.{whole}]: a name with dots is quoted; write [{where}.domains."{whole}"]'
+                )
             try:
                 domain = Address(email=f"x@{name}").mailbox.partition("@")[2]
             except InvalidEmail as error:
@@ -219,7 +322,8 @@ class _Loader:
         if not _NAME.fullmatch(name):
             raise self._error(f"[{section}.{name}] is no name; use 1 to 50 of lower-case letters, digits, '_' and '-'")
 
-    def _validated(self, model: type[_Model], table: object, where: str) -> _Model:
+    def _validated(self, model: type[_Model], table: object, where: str, more: tuple[str, ...] = ()) -> _Model:
+        """``more``: keys beside the model's own, which may have been meant."""
         if not isinstance(table, dict):
             raise self._error(f"{where} must be a table; write [{where}] and its keys below")
         try:
@@ -229,13 +333,23 @@ class _Loader:
         except ValidationError as error:
             # Without the inputs: they may be secrets. The chain is cut for the same reason.
             found = error.errors(include_url=False, include_context=False, include_input=False)
-            problems = (self._problem(model, where, e["loc"], e["type"], e["msg"]) for e in found)
+            problems = (self._problem(model, where, e["loc"], e["type"], e["msg"], more) for e in found)
             raise self._error("; ".join(problems)) from None
 
-    def _problem(self, model: type[BaseModel], where: str, loc: tuple[int | str, ...], kind: str, message: str) -> str:
+    def _problem(
+        self,
+        model: type[BaseModel],
+        where: str,
+        loc: tuple[int | str, ...],
+        kind: str,
+        message: str,
+        more: tuple[str, ...],
+    ) -> str:
         key = ".".join(str(part) for part in loc)
         if kind == "extra_forbidden":
-            return f"[{where}] unknown key {key!r}{_closest(str(loc[-1]), _keys(model, loc[:-1]))}"
+            known = _keys(model, loc[:-1])
+            known += more if len(loc) == 1 else ()
+            return f"[{where}] unknown key {key!r}{_closest(str(loc[-1]), known)}"
         if kind == "missing":
             return f"[{where}] {key} is missing"
         message = message.removeprefix("Value error, ").removeprefix("Input ")
@@ -244,6 +358,26 @@ class _Loader:
 
     def _error(self, message: str) -> ConfigurationError:
         return ConfigurationError(f"{self._source}: {message}")
+
+
+def _with_nul(value: object, key: str = "") -> str:
+    """Where a text with the character NUL stands, its own name included; ``""``: nowhere."""
+    if isinstance(value, dict):
+        inner = {f"{key}.{name}".lstrip("."): one for name, one in value.items()}
+    elif isinstance(value, list):
+        inner = {f"{key}.{number}": one for number, one in enumerate(value)}
+    else:
+        return key if isinstance(value, str) and "\0" in value else ""
+    if "\0" in "".join(inner):
+        return key or "a name"
+    return next((found for name, one in inner.items() if (found := _with_nul(one, name))), "")
+
+
+def _dotted(table: dict[str, Any]) -> str:
+    """The rest of a name that TOML took for tables within tables."""
+    name, inner = next(iter(table.items()))
+    deeper = isinstance(inner, dict) and inner and all(isinstance(value, dict) for value in inner.values())
+    return f"{name}.{_dotted(inner)}" if deeper else name
 
 
 def _may_be_unset(model: type[BaseModel], key: str) -> bool:

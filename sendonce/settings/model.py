@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,11 +12,13 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from sendonce.errors import InvalidEmail
+from sendonce.errors import ConfigurationError, InvalidEmail
 from sendonce.message import Address
 from sendonce.policy import LanePolicy, RetryPolicy, UnknownPolicy
 from sendonce.rates import DomainLimit, Rate
+from sendonce.retention import Retention
 from sendonce.settings import transports
+from sendonce.settings.watching import AlarmSettings, LogSettings, SinkSettings, TraceSettings, WatchSettings
 from sendonce.webhooks.settings import WebhookSettings
 
 if TYPE_CHECKING:
@@ -42,7 +45,13 @@ class StoreSettings(_Section):
     database_url: SecretStr = SecretStr("postgresql://")
     """What libpq takes: ``postgresql://user:password@host/name`` or ``host=… dbname=…``. Default: libpq's variables."""
     pool_size: int = Field(default=10, ge=2, le=200)
-    """Connections of one worker process, besides one for leases and one that listens. 2 to 200, default 10."""
+    """Connections of one worker process, besides one for leases, two that watch and one that listens. 2 to 200, default
+    10."""
+    failover: Literal["halt", "go_on"] = "halt"
+    """What workers do when the server is on another timeline: ``halt`` until somebody has looked, or ``go_on``, for a
+    standby that is promoted and is synchronous, so that it has lost nothing. Default: ``halt``."""
+    pooler: Literal["none", "session", "transaction"] = "none"
+    """A pooler such as PgBouncer between the workers and the server, by the mode it pools in. Default: ``none``."""
 
     @field_validator("database_url")
     @classmethod
@@ -69,6 +78,10 @@ class TemporalSettings(_Section):
     """Wins over the SDK's configuration. Default: that, else ``default``."""
     task_queue_prefix: str = Field(default="sendonce", pattern=r"^[A-Za-z0-9_.-]{1,50}$")
     """Task queues are called ``<prefix>-<lane>``. Workflow ids are the keys: one namespace per installation."""
+    payload_codec: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """``module:factory``: a function without parameters that returns a ``temporalio.converter.PayloadCodec``, which
+    encrypts what Temporal gets. Every process needs the same one. Default: nothing is encrypted, for there is nothing
+    personal in it."""
 
 
 class WorkerSettings(_Section):
@@ -164,9 +177,42 @@ class TemplateSettings(_Section):
     """Where the templates are, relative to the settings file. Default: there are none."""
     default_locale: str | None = Field(default=None, pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*$")
     """A language tag such as ``en`` or ``de-AT``: whose files serve the locales that have none of their own."""
+    modules: tuple[str, ...] = Field(default=(), strict=False)
+    """Python modules with :class:`sendonce.Template` classes, such as ``shop.mails``: ``sendonce templates`` imports
+    them, from the settings file's folder too, and takes samples from their classes. Workers do not. Default: none."""
     patience_hours: float = Field(default=24.0, ge=0.1, le=720)
     """A mail whose template is missing or broken waits so long, with an alarm, for a worker that can render it; then
     it is dead-lettered, and can be requeued. 0.1 to 720, default 24."""
+
+
+class RetentionSettings(_Section):
+    """``[retention]``: how many days after its end what is kept of a mail."""
+
+    content_days: float = Field(default=7.0, ge=0, le=3650)
+    """Its content: parameters, text, ready-made MIME, attachments, the rendered bytes. A mail without content cannot
+    be requeued. A lane's ``content_days`` and ``templates`` win. At most ``record_days``; 0 is at once, by the next
+    round. 0 to 3650, default 7."""
+    record_days: float = Field(default=30.0, ge=1, le=3650)
+    """Everything else of it: recipients, attempts, transitions, events, evidence, alarms, and the providers' ids by
+    which late bounces find their mail. The key stays and goes on refusing a second mail. 1 to 3650, default 30."""
+    forget_keys_days: float | None = Field(default=None, ge=1, le=36500)
+    """Its key, so many days after it was enqueued: a key that is forgotten can send a second mail. At least
+    ``record_days``. 1 to 36500; default: keys are never forgotten."""
+    templates: dict[str, float] = {}
+    """Template by template, its own ``content_days``: ``{ login_code = 0 }``."""
+    every_minutes: float = Field(default=5.0, ge=1, le=1440)
+    """Between two rounds of the upkeep, a Temporal Schedule. 1 to 1440, default 5."""
+
+    @field_validator("templates")
+    @classmethod
+    def _days(cls, value: dict[str, float]) -> dict[str, float]:
+        if not all(0 <= days <= 3650 for days in value.values()):
+            raise ValueError("must hold numbers of days from 0 to 3650")
+        return value
+
+    def build(self) -> Retention:
+        """The same, checked as a whole. Raises ConfigurationError."""
+        return Retention(**self.model_dump())
 
 
 class RetrySettings(_Section):
@@ -226,6 +272,8 @@ class LaneSettings(_Section):
     """Whether its mail may use the connections that an account keeps free."""
     places: int | None = None
     """Transmissions at once per account and process."""
+    content_days: float | None = None
+    """Days after which the content of a mail that is final is erased; 0: at once."""
 
     def over(self, lane: LanePolicy) -> LanePolicy:
         """The lane with these changes. Raises ConfigurationError when a value is out of bounds."""
@@ -260,12 +308,28 @@ class AccountSettings:
     """``fallback = "<name>"``: the account that takes over while this one is paused, for mail that this one certainly
     has not accepted. Its own fallback is not taken. None: the mail waits."""
 
+    anew: Callable[[], AccountSettings] | None = field(default=None, repr=False, compare=False)
+    """Reads the account once more, if a secret of it comes from a file: that may be written anew at any time. Raises
+    ConfigurationError."""
+
     def build(self) -> Transport:
         """The configured transport; nothing is connected yet. Raises OSError, and ConfigurationError for a transport
         of another package that does not keep the contract.
         """
         transport: Transport = transports.build(self.transport, self.factory, self.options)
         return transport
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What needs no secret."""
+
+    source: str
+    """The file's name, or ``environment`` when there was none: the beginning of every error."""
+    lanes: dict[str, LanePolicy]
+    templates: TemplateSettings
+    worker: WorkerSettings
+    account_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,11 +344,35 @@ class Settings:
     starter: StarterSettings
     safety: SafetySettings
     templates: TemplateSettings
+    retention: Retention
     lanes: dict[str, LanePolicy]
     """All lanes, the default ones first, in the order in which they are served."""
     accounts: dict[str, AccountSettings]
+    alarms: AlarmSettings
+    sinks: dict[str, SinkSettings]
+    """Empty when accounts are not read either: they hold secrets that only a running process needs."""
+    watch: WatchSettings
+    traces: TraceSettings
+    log: LogSettings
+    store_anew: Callable[[], StoreSettings] | None = field(default=None, repr=False, compare=False)
+    """Reads ``[store]`` once more, if the URL comes from a file. Raises ConfigurationError."""
 
     @property
     def database_url(self) -> str:
         """For libpq; holds the password."""
         return self.store.database_url.get_secret_value()
+
+    @property
+    def database_source(self) -> str | Callable[[], str]:
+        """The URL. One that comes from a file is read for each connection; the last that could be read counts."""
+        anew, last = self.store_anew, self.database_url
+        if anew is None:
+            return last
+
+        def read() -> str:
+            nonlocal last
+            with suppress(ConfigurationError):
+                last = anew().database_url.get_secret_value()
+            return last
+
+        return read

@@ -19,6 +19,8 @@ class Secrets:
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         self._folder = folder
         self._environ = environ
+        self.files_read = 0
+        """How many secrets were read from files of their own, which may be written anew while a process runs."""
 
     def resolved(self, model: type[BaseModel], table: dict[str, Any]) -> dict[str, Any]:
         """The table with every reference replaced; only fields that are secrets in ``model`` are touched.
@@ -57,6 +59,7 @@ class Secrets:
                 raise ConfigurationError(f"{key}: the environment variable {name} is not set")
             return f"{prefix}{self._environ[name]}"
         path = self._folder / str(reference["file"])
+        self.files_read += 1
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -6,34 +6,47 @@ refused when the row has moved on. *Facts* (:mod:`~sendonce.store.facts`) are ne
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
 
 from sendonce.events import Event
-from sendonce.outcome import AttemptResult
+from sendonce.final import Final
+from sendonce.outcome import AttemptResult, Unanswered, same_for_all
 from sendonce.policy import LanePolicy
 from sendonce.rates import Pools, pool_name
-from sendonce.stages import Proof
+from sendonce.retention import Retention
+from sendonce.stages import Proof, Stage
 from sendonce.store import (
     accounts,
-    alarms,
+    actions,
+    alarm_delivery,
     claims,
+    conditions,
+    continuity,
     dispatch,
     events,
     facts,
+    gauges,
+    heartbeats,
     leases,
     look_ups,
     offers,
+    retention,
     routes,
     slots,
     suppressions,
     sweeps,
+    telling,
+    topics,
+    transactions,
     turns,
+    upkeep,
     wakes,
 )
 from sendonce.store.pool import open_pool
@@ -56,7 +69,8 @@ class Store:
     ``digests`` maps account names to the digest of the settings this process holds: which pauses concern it.
     ``fallbacks`` maps account names to the account that stands in while they are paused. ``pools`` maps what has rates,
     by :func:`sendonce.rates.pool_name`, to what :func:`sendonce.rates.shares` makes of them; ``at_once`` says by
-    account and destination domain how many a worker process may have at once. A store that is away raises
+    account and destination domain how many a worker process may have at once; ``askable`` names the accounts whose
+    provider can be asked about an unknown, which is alarmed a little later then. A store that is away raises
     :class:`psycopg.OperationalError`; everything else is an answer.
     """
 
@@ -67,8 +81,10 @@ class Store:
         fallbacks: Mapping[str, str] | None = None,
         pools: Mapping[str, Pools] | None = None,
         at_once: Mapping[str, Mapping[str, int]] | None = None,
+        askable: Collection[str] = (),
     ) -> None:
         self._pool = pool
+        self._askable = frozenset(askable)
         self._digests = dict(digests or {})
         self._fallbacks = dict(fallbacks or {})
         self._pools = dict(pools or {})
@@ -79,6 +95,11 @@ class Store:
             account, _, domain = name.partition("@")
             if domain:
                 self._limited.setdefault(account, []).append(domain)
+
+    @property
+    def fallbacks(self) -> Mapping[str, str]:
+        """By account, the one that stands in for it while it is paused."""
+        return self._fallbacks
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
@@ -110,6 +131,8 @@ class Store:
         ``slot``: the account whose rates the caller has a slot of.
         ``outage_ago``: seconds since this process last saw the store out of reach; lapses from before that blame no
         mail.
+
+        Raises :class:`psycopg.errors.LockNotAvailable` when somebody else holds the row locked; nothing was done then.
         """
         async with self._connection() as conn:
             answer = await claims.claim(
@@ -130,6 +153,8 @@ class Store:
             if answer == suppressions.SUPPRESSED:
                 # Whoever is left is claimed at the next call.
                 return await suppressions.apply(conn, email_id, lane=lane, actor=worker)
+            if answer == "superseded":
+                return await topics.supersede(conn, email_id, lane=lane, actor=worker)
             if isinstance(answer, str):
                 return await facts.reconsider(
                     conn, email_id, lane=lane, cause=answer, actor=worker, poison=answer == "poison"
@@ -174,8 +199,12 @@ class Store:
         window_margin: float,
         answer_seconds: float,
         lease_seconds: float,
+        timeline: int | None = None,
     ) -> Begun | BeginRefused:
-        """Commit the stage ``transmitting``: the mail is about to be offered to the ordinals in ``offered``."""
+        """Commit the stage ``transmitting``: the mail is about to be offered to the ordinals in ``offered``.
+
+        Not on another ``timeline`` of the server's log than this, if one is given.
+        """
         async with self._connection() as conn:
             return await offers.begin(
                 conn,
@@ -192,6 +221,7 @@ class Store:
                 window_margin=window_margin,
                 answer_seconds=answer_seconds,
                 lease_seconds=lease_seconds,
+                timeline=timeline,
             )
 
     async def renew(self, held: Sequence[UUID], lease_seconds: float) -> dict[UUID, bool]:
@@ -238,7 +268,9 @@ class Store:
     ) -> Standing:
         """Append what an attempt found out, whoever holds the row now; returns where the mail stands."""
         async with self._connection() as conn:
-            return await facts.settle(conn, email_id, attempt_id, result, lane=lane, actor=actor, cause=cause)
+            return await facts.settle(
+                conn, email_id, attempt_id, result, lane=lane, actor=actor, cause=cause, askable=self._askable
+            )
 
     async def due_look_ups(self, account: str, askable: Sequence[str], limit: int) -> list[LookUp]:
         """Stamp and return unknowns of this account that one of the accounts in ``askable`` is to be asked about now.
@@ -279,6 +311,22 @@ class Store:
         """An operator's decision to try a ``dead`` or ``failed`` mail again; None when it may not be."""
         async with self._connection() as conn:
             return await facts.requeue(conn, email_id, lane=lane, actor=actor, force=force)
+
+    async def act(
+        self,
+        email_id: UUID,
+        action: actions.Action,
+        *,
+        action_id: str,
+        lanes: Mapping[str, LanePolicy],
+        actor: str,
+        because: str,
+    ) -> actions.Acted:
+        """Somebody's action on a mail whose workflow runs; the same ``action_id`` again is answered as before."""
+        async with self._connection() as conn:
+            return await actions.act(
+                conn, email_id, action, action_id=action_id, lanes=lanes, actor=actor, because=because
+            )
 
     async def hold(self, email_id: UUID, why: str, *, actor: str) -> None:
         """Nobody tries this mail until an operator decides; with an alarm."""
@@ -345,6 +393,15 @@ class Store:
         async with self._connection() as conn:
             return await accounts.is_culprit(conn, self._scope(account, domain), email_id)
 
+    def use_digest(self, account: str, digest: str) -> None:
+        """This process holds other settings of the account from here on: a pause of the old ones is not its own."""
+        self._digests[account] = digest
+
+    async def retire_settings(self, account: str, digest: str) -> None:
+        """End the pauses of settings that this process held before: their alarms would stay open for nobody."""
+        async with self._connection() as conn:
+            await accounts.retire(conn, account, digest)
+
     def _scope(self, account: str, domain: str) -> accounts.Scope:
         return accounts.Scope(account, self._digests.get(account, ""), domain)
 
@@ -398,6 +455,37 @@ class Store:
         async with self._connection() as conn:
             return await wakes.take(conn)
 
+    async def upkeep(
+        self, rules: Retention, lanes: Mapping[str, LanePolicy], *, actor: str, leave: Callable[[], bool]
+    ) -> tuple[bool, retention.Done]:
+        """Erase what is due until ``leave`` says that time is over; True when nothing is left, and how much went."""
+        async with self._connection() as conn:
+            return await upkeep.run(conn, rules, lanes, actor=actor, leave=leave)
+
+    async def finish_erasures(self, lanes: Mapping[str, LanePolicy], *, actor: str, leave: Callable[[], bool]) -> int:
+        """The part of :meth:`upkeep` that people wait for: erase persons out of mails that were in flight when that was
+        asked, and have ended since. How many they were.
+        """
+        async with self._connection() as conn:
+            return await upkeep.erase(conn, lanes, actor=actor, leave=leave)
+
+    # How mails ended.
+
+    async def watch(self, account: str, key: str, workflow_id: str, signal: str) -> Final | Stage | None:
+        """How the mail ended; or its stage, and that workflow is told when it ends. None: there is no such mail."""
+        async with self._connection() as conn:
+            return await telling.watch(conn, account, key, workflow_id, signal)
+
+    async def take_untold(self) -> list[telling.Untold]:
+        """What workflows are to be told now; each again later, until :meth:`told`."""
+        async with self._connection() as conn:
+            return await telling.take_untold(conn)
+
+    async def told(self, one: telling.Untold, *, gone: bool = False) -> None:
+        """The workflow was told; ``gone``: there is none any more, with an alarm."""
+        async with self._connection() as conn:
+            await telling.told(conn, one, gone=gone)
+
     # Starter.
 
     async def unstarted(
@@ -410,11 +498,12 @@ class Store:
         caps: Mapping[str, int] | None = None,
         turns_taken: Mapping[str, str] | None = None,
         domains_full: Mapping[str, Sequence[str]] | None = None,
+        locked: Sequence[UUID] = (),
     ) -> turns.Turns:
         """Stamp and return rows due within a minute that were never started.
 
         By account: ``caps`` says how many at most, ``turns_taken`` whose turn was the last, ``domains_full`` which
-        destinations take no more now.
+        destinations take no more now. ``locked``: mails to be passed over.
         """
         async with self._connection() as conn:
             return await turns.unstarted(
@@ -429,6 +518,7 @@ class Store:
                 caps=caps,
                 turns=turns_taken,
                 domains_full=domains_full,
+                locked=locked,
             )
 
     async def unstamp(self, email_ids: Sequence[UUID]) -> None:
@@ -451,10 +541,14 @@ class Store:
     # Sweeps.
 
     async def sweep_silent(self, lanes: Mapping[str, LanePolicy], *, actor: str) -> list[Startable]:
-        """Silent offers become ``unknown``, old unknowns are closed; returns the mails whose workflows want a poke."""
+        """Silent offers become ``unknown``, replaced mails end, old unknowns are closed.
+
+        Returns the mails whose workflows want a poke.
+        """
         async with self._connection() as conn:
             await sweeps.expire_unstarted(conn, lanes, actor)
             found = await sweeps.silent(conn, lanes, actor)
+            found += await topics.sweep(conn, lanes, actor)
             return found + await sweeps.close_unknowns(conn, lanes, actor)
 
     async def raise_due_alarms(self) -> int:
@@ -464,12 +558,144 @@ class Store:
             await accounts.forget_pauses(conn)
             return await sweeps.raise_due_alarms(conn) + await sweeps.unserved(conn)
 
-    async def deliver_alarms(self, handler: Callable[[alarms.Alarm], Awaitable[None]], limit: int = 100) -> int:
-        """Hand undelivered alarms to ``handler``; at least once each."""
-        async with self._connection() as conn:
-            return await alarms.deliver(conn, handler, limit)
+    # Watching: alarms told, signs of life, counts.
 
-    async def beat(self, process_id: str, kind: str, lanes: Sequence[str]) -> None:
-        """Say that this process (``kind``: worker or starter) is alive and serves ``lanes``."""
+    # Continuity.
+
+    async def server(self) -> tuple[continuity.Known, continuity.Identity]:
+        """What the store last knew of its server, and the server that is there."""
         async with self._connection() as conn:
-            await sweeps.beat(conn, process_id, kind, lanes)
+            return await continuity.known(conn), await continuity.identity(conn)
+
+    async def halt(self, why: str, *, epoch: int | None = None) -> bool:
+        """Nothing is to be started or begun, with one alarm; False when that was said before, or when somebody has let
+        it go on since ``epoch``.
+        """
+        async with self._connection() as conn:
+            return await continuity.halt(conn, why, epoch=epoch)
+
+    async def adopt(self, now: continuity.Identity) -> None:
+        """From here on this server is the known one."""
+        async with self._connection() as conn:
+            await continuity.adopt(conn, now)
+
+    async def seen(self, every: float) -> None:
+        """A process that sends is here; kept once in ``every`` seconds."""
+        async with self._connection() as conn:
+            await continuity.seen(conn, every)
+
+    async def answers_since(self) -> datetime:
+        """From when on every completed run must be known."""
+        async with self._connection() as conn:
+            return await continuity.answers_since(conn)
+
+    async def unsent(self, mails: Sequence[tuple[str, str]]) -> list[continuity.Unsent]:
+        """Which of these mails, by account and key, the store does not know as sent."""
+        async with self._connection() as conn:
+            return await continuity.unsent(conn, mails)
+
+    async def recall_offer(
+        self,
+        email_id: UUID,
+        *,
+        at: datetime,
+        provider_key: str,
+        identity: str,
+        lane: LanePolicy,
+        actor: str,
+    ) -> bool:
+        """Write down an offer that another witness knows of and the store has forgotten, as one without an answer.
+
+        False when the store knows better: the mail is not ``pending`` or ``claimed``.
+        """
+        attempt = uuid4()
+        async with self._connection() as conn, conn.transaction():
+            offered = await continuity.recall_offer(
+                conn, email_id, attempt, at=at, provider_key=provider_key, identity=identity, actor=actor
+            )
+            if offered:
+                silence = same_for_all(offered, Unanswered())
+                await facts.settle(conn, email_id, attempt, silence, lane=lane, actor=actor, cause="forgotten")
+            return bool(offered)
+
+    async def ask_providers_now(self) -> None:
+        """Every unknown whose provider can be asked is asked at the next round of look-ups."""
+        async with self._connection() as conn:
+            await look_ups.all_due(conn)
+
+    async def unwitnessed(self, after: UUID, until: datetime, limit: int) -> list[Startable]:
+        """Mails in the order of ids after ``after``, due by now, that were there ``until`` and never offered."""
+        async with self._connection() as conn:
+            return await continuity.unwitnessed(conn, after, until, limit)
+
+    async def go_on(self, actor: str, why: str) -> None:
+        """Somebody says that this store may send."""
+        async with self._connection() as conn:
+            await continuity.go_on(conn, actor, why)
+
+    async def installation(self) -> UUID:
+        """Who we are towards providers."""
+        async with self._connection() as conn:
+            return await continuity.installation_id(conn)
+
+    async def take_alarms(self, audiences: Sequence[alarm_delivery.Audience], *, quiet_seconds: float) -> int:
+        """Take new alarms into the notices of these sinks; returns how many."""
+        async with self._connection() as conn:
+            return await alarm_delivery.take(conn, audiences, quiet_seconds=quiet_seconds)
+
+    async def lease_notice(self, sink: str, seconds: float) -> alarm_delivery.Notice | None:
+        """The message of this sink that is due first, the caller's alone for so many seconds."""
+        async with self._connection() as conn:
+            return await alarm_delivery.lease(conn, sink, seconds)
+
+    async def notice_told(self, notice: alarm_delivery.Notice, *, wait_seconds: float) -> None:
+        """The message has arrived; the next one about this is due in so many seconds."""
+        async with self._connection() as conn:
+            await alarm_delivery.told(conn, notice, wait_seconds=wait_seconds)
+
+    async def notice_failed(self, notice: alarm_delivery.Notice, *, wait_seconds: float) -> None:
+        """The message could not be delivered; the next try is due in so many seconds."""
+        async with self._connection() as conn:
+            await alarm_delivery.failed(conn, notice, wait_seconds=wait_seconds)
+
+    async def begin_condition(self, kind: str, about: str, detail: str, *, account: str | None = None) -> bool:
+        """Raise an alarm that lasts until :meth:`end_condition`, once; see :mod:`sendonce.store.conditions`."""
+        async with self._connection() as conn:
+            return await conditions.begin(conn, kind, about, detail, account)
+
+    async def end_condition(self, kind: str, about: str, why: str) -> bool:
+        """End the alarm of a condition; True when there was one."""
+        async with self._connection() as conn:
+            return await conditions.end(conn, kind, about, why)
+
+    async def conditions(self, kind: str) -> set[str]:
+        """What conditions of this kind are about at this moment."""
+        async with self._connection() as conn:
+            return await conditions.lasting(conn, kind)
+
+    async def beat(
+        self, process_id: str, kind: str, lanes: Sequence[str], loops: Mapping[str, heartbeats.Beat] | None = None
+    ) -> None:
+        """Say that this process (``kind``: worker or starter) is alive, serves ``lanes``, and how its loops are."""
+        async with self._connection() as conn:
+            await heartbeats.beat(conn, process_id, kind, lanes, loops or {})
+
+    async def leave(self, process_id: str) -> None:
+        """This process ends in order."""
+        async with self._connection() as conn:
+            await heartbeats.leave(conn, process_id)
+
+    async def judge_heartbeats(self, me: str) -> int:
+        """Raise and end the alarms about dead processes and loops; returns how many are dead."""
+        async with self._connection() as conn:
+            return await heartbeats.judge(conn, me)
+
+    async def sample(self, *, every_seconds: float) -> gauges.Sample:
+        """What the store holds, counted at most every so many seconds by all processes together."""
+        async with self._connection() as conn:
+            return await gauges.sample(conn, every_seconds=every_seconds)
+
+    async def old_transactions(self, seconds: float) -> list[transactions.Transaction]:
+        """Transactions of this database that have been open for at least so long, the oldest first."""
+        async with self._connection() as conn:
+            return await transactions.old(conn, seconds)

@@ -81,7 +81,8 @@ async def fault(
     the next one off.
     """
     first = max(scope.probe_first, min(retry_after or 0.0, PROBE_CAP))
-    why = f"{code} {enhanced}".strip()
+    # Code 0: nobody answered, and the word says it all.
+    why = f"{code or ''} {enhanced}".strip()
     params = {**scope.params, "why": why, "first": first, "cap": PROBE_CAP, "mark": _mark(scope), "email": email_id}
     params["probe"] = probe
     await conn.execute(_FAULT, params)
@@ -105,6 +106,8 @@ WHERE right(a.detail, length(ended.mark)) = ended.mark
     AND NOT EXISTS (SELECT FROM sendonce.alarm b WHERE b.closes = a.id)
 """
 _WORKS = _END.format(which="a.name = %(name)s AND a.settings_digest = %(digest)s AND a.from_domain = %(domain)s")
+_ENDED = _END.format(which="a.name = %(name)s")
+_RETIRED = _END.format(which="a.name = %(name)s AND a.settings_digest = %(digest)s")
 _FORGOTTEN = _END.format(which="coalesce(a.probe_until, a.probe_at) < c.now - %(after)s * interval '1 second'")
 
 FORGET_SECONDS = 3600.0
@@ -122,10 +125,26 @@ async def forget_pauses(conn: AsyncConnection[Any]) -> None:
     await conn.execute(_FORGOTTEN, {"why": "not probed any more", "after": FORGET_SECONDS, "worked": False})
 
 
+async def retire(conn: AsyncConnection[Any], name: str, digest: str) -> None:
+    """These settings are not in use any more, so nobody would probe their pauses. Who still has them may pause anew."""
+    await conn.execute(_RETIRED, {"name": name, "digest": digest, "why": "the settings have changed", "worked": False})
+
+
 async def works(conn: AsyncConnection[Any], scope: Scope) -> bool:
     """End a pause; True when there was one."""
     cursor = await conn.execute(_WORKS, {**scope.params, "why": "works again", "worked": True})
     return cursor.rowcount > 0
+
+
+async def end_all(conn: AsyncConnection[Any], name: str, *, why: str) -> int:
+    """An operator ends all pauses of the account; how many there were. The next mail tells whether that was right."""
+    async with conn.transaction():
+        cursor = await conn.execute(
+            "SELECT count(*) FROM sendonce.account WHERE name = %s AND paused_at IS NOT NULL", [name]
+        )
+        row = await cursor.fetchone()
+        await conn.execute(_ENDED, {"name": name, "why": why, "worked": False})
+    return int(row[0]) if row else 0
 
 
 _ABANDONED = """

@@ -1,18 +1,17 @@
-"""Alarms: append-only rows, written in the transaction that caused them, delivered by a loop in every worker.
+"""Alarms: append-only rows, written in the transaction that caused them.
 
-An alarm is closed by another row that names it. Details hold ids and codes only.
+An alarm is closed by another row that names it. Details hold ids and codes only. A trigger hands each row on to
+:mod:`~sendonce.store.alarm_delivery`, which tells it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from psycopg import AsyncConnection
-from psycopg.rows import class_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +58,14 @@ async def close(conn: AsyncConnection[Any], kind: str, email_id: UUID, why: str)
     )
 
 
-_UNDELIVERED = """
-SELECT a.id, a.at, a.kind, a.email_id, a.account, e.key, a.detail, a.closes
-FROM sendonce.alarm a LEFT JOIN sendonce.email e ON e.id = a.email_id
-WHERE a.delivered_at IS NULL ORDER BY a.id LIMIT %s FOR UPDATE OF a SKIP LOCKED
-"""
-
-
-async def deliver(conn: AsyncConnection[Any], handler: Callable[[Alarm], Awaitable[None]], limit: int) -> int:
-    """Hand undelivered alarms to ``handler``, oldest first, each marked in the transaction that locked it.
-
-    A process that dies in between leaves them undelivered: an alarm can be told twice, never not at all. When the
-    handler raises, those before it stay marked and the error goes on to the caller.
+async def close_one(conn: AsyncConnection[Any], alarm_id: int, why: str) -> bool:
+    """Append a row that ends this alarm, unless it has ended or is one itself; True when it did. An operator's
+    acknowledgement is such a row too.
     """
-    done = 0
-    while done < limit:
-        async with conn.transaction():
-            async with conn.cursor(row_factory=class_row(Alarm)) as cur:
-                alarm = await (await cur.execute(_UNDELIVERED, [1])).fetchone()
-            if alarm is None:
-                return done
-            await handler(alarm)
-            await conn.execute("UPDATE sendonce.alarm SET delivered_at = sendonce.clock() WHERE id = %s", [alarm.id])
-        done += 1
-    return done
+    done = await conn.execute(
+        "INSERT INTO sendonce.alarm (kind, email_id, account, detail, closes)"
+        " SELECT a.kind, a.email_id, a.account, %s, a.id FROM sendonce.alarm a"
+        " WHERE a.id = %s AND a.closes IS NULL AND NOT EXISTS (SELECT FROM sendonce.alarm b WHERE b.closes = a.id)",
+        [why, alarm_id],
+    )
+    return done.rowcount > 0

@@ -26,7 +26,7 @@ _NOT_READY = {"42883", "3F000"}  # undefined_function, invalid_schema_name
 
 
 class Statement(NamedTuple):
-    """SQL whose parameters are written ``{name}``."""
+    """SQL whose parameters are written ``{name}``; without parameters it is executed as it stands."""
 
     text: str
     parameters: dict[str, Any] | None = None
@@ -126,7 +126,9 @@ def _autocommit(call: Call) -> ConfigurationError:
 
 
 def _for_psycopg(statement: Statement) -> bytes:
-    return statement.text.format(**{name: f"%({name})s" for name in statement.parameters or {}}).encode()
+    if statement.parameters is None:
+        return statement.text.encode()
+    return statement.text.format(**{name: f"%({name})s" for name in statement.parameters}).encode()
 
 
 def _sqlalchemy(connection: Session | Connection, steps: Steps[T], call: Call) -> T:
@@ -138,9 +140,11 @@ def _sqlalchemy(connection: Session | Connection, steps: Steps[T], call: Call) -
         raise _autocommit(call)
 
     def execute(statement: Statement) -> Sequence[Row]:
-        named = statement.text.format(**{name: f":{name}" for name in statement.parameters or {}})
-        result = plain.execute(text(named), statement.parameters)
-        return result.all() if statement.parameters else []
+        if statement.parameters is None:
+            plain.exec_driver_sql(statement.text, execution_options={"no_parameters": True})
+            return []
+        named = statement.text.format(**{name: f":{name}" for name in statement.parameters})
+        return plain.execute(text(named), statement.parameters).all()
 
     return _drive(steps, execute)
 

@@ -18,7 +18,9 @@ from sendonce.errors import InvalidEmail
 from sendonce.message import OutgoingEmail
 from sendonce.policy import LanePolicy
 from sendonce.stages import Stage
-from sendonce.store import routes
+from sendonce.store import holds, routes, topics
+from sendonce.store.digests import digest_of
+from sendonce.store.pool import LAZILY
 from sendonce.store.records import (
     Busy,
     Claimed,
@@ -36,6 +38,10 @@ from sendonce.store.records import (
 NO_STAGE_HOLDS_LONGER = 86400.0
 """Standing answers never ask a workflow to sleep longer than this; it simply asks again."""
 
+LOCK_TIMEOUT_MS = 500
+"""A claim waits no longer than this for the row. Whoever calls mails off in a long transaction would else have the
+process wait with all of its connections."""
+
 PROBE_LEFT_SECONDS = 5.0
 """When a mail asks again that has left the due probe of its account to others."""
 
@@ -47,27 +53,36 @@ _VERDICT = f"""
         WHEN r.lapse_counts AND r.lease_alone THEN 'poison'
         WHEN r.eff = 'pending' AND (r.cancel_requested_at IS NOT NULL OR r.expires_at <= r.now) THEN 'limit'
         WHEN r.eff = 'unknown' AND r.close_at <= r.now THEN 'limit'
+        WHEN r.eff = 'pending' AND {topics.SUPERSEDED} THEN 'superseded'
         WHEN r.held_why IS NOT NULL OR r.next_attempt_at IS NULL THEN 'held'
         WHEN r.eff = 'unknown' AND (r.cancel_requested_at IS NOT NULL OR r.expires_at <= r.now) THEN 'limit'
+        WHEN r.eff = 'unknown' AND {topics.SUPERSEDED} THEN 'superseded'
         WHEN r.next_attempt_at > r.now THEN 'wait'
         WHEN r.eff = 'unknown' AND NOT r.replayable AND NOT r.resendable THEN 'limit'
+        WHEN {holds.on_hold("r", "r.account")} THEN 'on_hold'
         WHEN route.shut THEN 'paused'
         WHEN (route.name = ANY (%(paced)s::text[]) OR r.to_domains && {routes.LIMITED.format(account="route.name")})
             AND NOT (coalesce(%(slot)s::text = route.name, false) OR route.probed
             OR coalesce(r.slot_account = route.name AND r.slot_until > r.now, false)) THEN 'rate'
         WHEN r.lapses_now >= 2 AND NOT %(alone)s
             AND r.now < coalesce(r.lease_until, r.claimed_at) + interval '5 minutes' THEN 'alone'
-        -- A replay repeats what was offered; whoever would be offered something new is looked up first.
+        -- A replay repeats what was offered; whoever would be offered something new is looked up first. What is
+        -- committed while this waits for the row is met by the next attempt, like what comes between claim and begin:
+        -- to look there too would cost each begin a seventh.
         WHEN NOT (r.eff = 'unknown' AND r.replayable) AND EXISTS (
             SELECT FROM sendonce.recipient p JOIN sendonce.suppression s
-                ON s.account = r.account AND s.mailbox = lower(p.mailbox)
+                ON s.account = r.account AND s.mailbox IN (lower(p.mailbox), {digest_of("p.mailbox")})
             WHERE p.email_id = r.id AND p.ordinal = ANY (r.open_ordinals)) THEN 'suppressed'
         ELSE 'claim'
     END
 """
 
-_ROW = """
-c AS MATERIALIZED (SELECT sendonce.clock() AS now),
+# Nobody waits for the disk here. Whatever follows from a claim is begun before it can be seen outside, and begin's own
+# flush takes with it what was committed before; a claim that a crash takes back is one that begin refuses.
+_ROW = f"""
+c AS MATERIALIZED (
+    SELECT sendonce.clock() AS now, {LAZILY}, set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', true)
+),
 l AS MATERIALIZED (
     SELECT e.*, c.now FROM sendonce.email e, c WHERE e.id = %(id)s AND e.key = %(key)s FOR UPDATE OF e
 ),
@@ -130,13 +145,14 @@ SELECT v.verdict, v.mode, v.stage, v.eff, v.account, v.route, v.can_divert, v.la
     v.generation_open, v.created_at, v.partial, v.maybe_accepted, v.last_code, v.last_enhanced, v.held_why,
     v.probe_due, v.paused_domain, v.from_domain, v.open_ordinals,
     v.to_domains,
-    extract(epoch FROM v.next_attempt_at - v.now)::float8 AS next_in,
+    v.replay_until > v.next_attempt_at AS replays, extract(epoch FROM v.next_attempt_at - v.now)::float8 AS next_in,
     extract(epoch FROM v.close_at - v.now)::float8 AS close_in,
     extract(epoch FROM v.lease_until - v.now)::float8 AS lease_left,
     extract(epoch FROM v.answer_by - v.now)::float8 AS answer_left,
+    extract(epoch FROM CASE WHEN v.eff = 'pending' THEN v.expires_at ELSE v.close_at END - v.now)::float8 AS ends_in,
     extract(epoch FROM least(v.first_probe_at, CASE WHEN v.eff = 'pending' THEN v.expires_at END) - v.now)::float8
         AS probe_in,
-    t.content, t.message_id, i.id AS installation, i.secrets,
+    t.content, t.message_id, t.traceparent, i.id AS installation, i.secrets,
     CASE WHEN t.email_id IS NOT NULL THEN (
         SELECT jsonb_agg(jsonb_build_array(p.ordinal, p.mailbox) ORDER BY p.ordinal)
         FROM sendonce.recipient p WHERE p.email_id = v.id) END AS recipients,
@@ -149,7 +165,7 @@ FROM v
     LEFT JOIN sendonce.email_content t ON t.email_id = v.id AND v.verdict = 'claim'
 """
 
-LIMIT_VERDICTS = ("limit", "poison", "suppressed")
+LIMIT_VERDICTS = ("limit", "poison", "suppressed", "superseded")
 
 
 async def claim(
@@ -170,10 +186,12 @@ async def claim(
 ) -> Claimed | Standing | Paused | NoSlot | str:
     """One statement: lease the row to a new attempt, or say why not.
 
-    A ``str`` is a verdict of :data:`LIMIT_VERDICTS`: a limit has been reached, or a recipient is on the suppression
-    list, and the facts module must conclude it. ``paced`` are the accounts with rates, ``limited`` the destination
-    domains that have rates with them, and ``slot`` is the account that the caller has a slot of. ``route`` comes from
-    :func:`sendonce.store.routes.params`.
+    A ``str`` is a verdict of :data:`LIMIT_VERDICTS`: a limit has been reached, a recipient is on the suppression
+    list, or a newer mail takes its place, and the facts module must conclude it. ``paced`` are the accounts with rates,
+    ``limited`` the destination domains that have rates with them, and ``slot`` is the account that the caller has a
+    slot of. ``route`` comes from :func:`sendonce.store.routes.params`.
+
+    Raises :class:`psycopg.errors.LockNotAvailable` after :data:`LOCK_TIMEOUT_MS`: nothing was changed then.
     """
     lease = uuid4()
     params = {
@@ -245,6 +263,7 @@ def _claimed(row: dict[str, Any], lease: UUID, email_id: UUID, files: list[dict[
         secrets=tuple(row["secrets"]),
         from_domain=row["from_domain"],
         to_domains=tuple(row["to_domains"]),
+        traceparent=row["traceparent"],
     )
 
 
@@ -262,6 +281,9 @@ def _standing(row: dict[str, Any]) -> Standing | Paused | NoSlot:
             # One that is due may go to another mail.
             wait = _sleep(row["probe_in"], 60.0) or PROBE_LEFT_SECONDS
             return Paused(wait, bool(row["probe_due"]), row["route"], row["paused_domain"], bool(row["can_divert"]))
+        case "on_hold":
+            # Woken when that ends, see holds.resume; its deadline holds.
+            return Wait(_sleep(row["ends_in"]), holds.ON_HOLD, Stage(row["eff"]), **said)
         case "rate":
             return NoSlot(row["route"], tuple(row["to_domains"]))
         case "alone":
@@ -272,7 +294,13 @@ def _standing(row: dict[str, Any]) -> Standing | Paused | NoSlot:
         case _:
             why = "deferred" if row["attempts"] else "not_due"
             if row["eff"] == "unknown":
-                why = "unanswered"
+                return Wait(
+                    _sleep(row["next_in"], 0.0),
+                    "unanswered",
+                    Stage.UNKNOWN,
+                    awaits="replay" if row["replays"] else "resend",
+                    **said,
+                )
             return Wait(_sleep(row["next_in"], 0.0), why, Stage(row["eff"]), **said)
 
 
@@ -293,7 +321,7 @@ SELECT r.stage, r.eff, r.attempts, r.partial, r.maybe_accepted, r.last_code, r.l
         WHEN r.held_why IS NOT NULL OR r.next_attempt_at IS NULL THEN 'held'
         ELSE 'wait'
     END AS verdict,
-    extract(epoch FROM r.next_attempt_at - r.now)::float8 AS next_in,
+    r.replay_until > r.next_attempt_at AS replays, extract(epoch FROM r.next_attempt_at - r.now)::float8 AS next_in,
     extract(epoch FROM r.close_at - r.now)::float8 AS close_in,
     extract(epoch FROM r.lease_until - r.now)::float8 AS lease_left,
     extract(epoch FROM r.answer_by - r.now)::float8 AS answer_left

@@ -89,40 +89,45 @@ async def _write_recipients(
         for r in changed
         for view in [views[r["ordinal"]]]
     ]
-    async with conn.cursor() as cur:
-        await cur.executemany(
-            "UPDATE sendonce.recipient SET stage = %(stage)s, code = %(code)s, enhanced = %(enhanced)s,"
-            " reply_text = %(text)s, provider_id = %(provider_id)s, attempt_id = %(attempt)s, changed_at = %(now)s"
-            " WHERE email_id = %(id)s AND ordinal = %(ordinal)s",
-            rows,
-        )
+    async with conn.pipeline():
+        for each in rows:
+            await conn.execute(_WRITE_RECIPIENT, each)
 
 
-_WRITE = """
-UPDATE sendonce.email SET
-    stage = %(stage)s, rest_stage = CASE WHEN %(stage)s = 'unknown' THEN 'unknown' ELSE 'pending' END,
-    partial = %(partial)s, maybe_accepted = %(maybe)s,
-    next_attempt_at = %(now)s + %(wait)s::float8 * interval '1 second',
-    open_ordinals = %(open)s::integer[], generation = %(generation)s, generation_open = %(stage)s = 'unknown',
-    attempts = %(attempts)s, first_attempt_at = %(first)s, pause_base = %(pause_base)s,
-    lease_id = NULL, lease_until = NULL, lease_worker = NULL, lease_alone = false,
-    replay_until = CASE WHEN %(stage)s = 'unknown' THEN replay_until END,
-    unknown_since = CASE WHEN %(stage)s = 'unknown' THEN coalesce(unknown_since, %(now)s) END,
-    close_at = CASE WHEN %(stage)s = 'unknown'
-        THEN coalesce(close_at, %(now)s + %(unknown_days)s * interval '1 day') END,
-    look_up_at = CASE WHEN %(stage)s = 'unknown'
-        THEN coalesce(look_up_at, %(now)s + %(look_up_in)s * interval '1 second') END,
-    look_ups = CASE WHEN %(stage)s = 'unknown' THEN look_ups ELSE 0 END,
-    alarm_at = %(now)s + %(alarm_in)s::float8 * interval '1 second',
-    final_at = CASE WHEN %(final)s THEN coalesce(final_at, %(now)s) END,
-    held_why = CASE WHEN %(final)s THEN NULL ELSE held_why END, held_since = NULL,
-    last_code = %(code)s, last_enhanced = %(enhanced)s
-WHERE id = %(id)s
+_WRITE_RECIPIENT = """
+UPDATE sendonce.recipient SET stage = %(stage)s, code = %(code)s, enhanced = %(enhanced)s,
+    reply_text = %(text)s, provider_id = %(provider_id)s, attempt_id = %(attempt)s, changed_at = %(now)s
+WHERE email_id = %(id)s AND ordinal = %(ordinal)s
 """
 
-_LOG = """
-INSERT INTO sendonce.transition (email_id, at, from_stage, to_stage, cause, actor, attempt_id)
-VALUES (%s, %s, %s, %s, %s, %s, %s)
+_WRITE = """
+WITH written AS (
+    UPDATE sendonce.email SET
+        stage = %(stage)s, rest_stage = CASE WHEN %(stage)s = 'unknown' THEN 'unknown' ELSE 'pending' END,
+        partial = %(partial)s, maybe_accepted = %(maybe)s,
+        next_attempt_at = %(now)s + %(wait)s::float8 * interval '1 second',
+        open_ordinals = %(open)s::integer[], generation = %(generation)s, generation_open = %(stage)s = 'unknown',
+        attempts = %(attempts)s, first_attempt_at = %(first)s, pause_base = %(pause_base)s,
+        lease_id = NULL, lease_until = NULL, lease_worker = NULL, lease_alone = false,
+        replay_until = CASE WHEN %(stage)s = 'unknown' THEN replay_until END,
+        unknown_since = CASE WHEN %(stage)s = 'unknown' THEN coalesce(unknown_since, %(now)s) END,
+        close_at = CASE WHEN %(stage)s = 'unknown'
+            THEN coalesce(close_at, %(now)s + %(unknown_days)s * interval '1 day') END,
+        look_up_at = CASE WHEN %(stage)s = 'unknown'
+            THEN coalesce(look_up_at, %(now)s + %(look_up_in)s * interval '1 second') END,
+        look_ups = CASE WHEN %(stage)s = 'unknown' THEN look_ups ELSE 0 END,
+        alarm_at = %(now)s + %(alarm_in)s::float8 * interval '1 second',
+        final_at = CASE WHEN %(final)s THEN coalesce(final_at, %(now)s) END,
+        held_why = CASE WHEN %(final)s THEN NULL ELSE held_why END, held_since = NULL,
+        last_code = %(code)s, last_enhanced = %(enhanced)s
+    WHERE id = %(id)s
+    RETURNING id, superseded_by
+)
+INSERT INTO sendonce.transition (email_id, at, from_stage, to_stage, cause, actor, attempt_id, because)
+SELECT id, %(now)s, %(before)s::text, %(stage)s, %(cause)s, %(actor)s, %(attempt)s::uuid,
+    CASE WHEN %(cause)s = 'superseded' THEN superseded_by END
+FROM written
+WHERE %(before)s::text <> %(stage)s
 """
 
 
@@ -142,6 +147,10 @@ async def _write_mail(
     params = {
         "id": mail.id,
         "stage": str(stage),
+        "before": str(mail.stage),
+        "cause": cause,
+        "actor": actor,
+        "attempt": attempt_id,
         "partial": plan.verdict.partial,
         "maybe": plan.verdict.maybe_accepted,
         "now": row["now"],
@@ -159,8 +168,6 @@ async def _write_mail(
         "enhanced": plan.enhanced,
     }
     await conn.execute(_WRITE, params)
-    if mail.stage is not stage:
-        await conn.execute(_LOG, [mail.id, row["now"], mail.stage, stage, cause, actor, attempt_id])
     if silent and alarm_delay <= 0:
         await alarms.raise_once(conn, "unknown", row, "offered and unanswered: held")
     if stage is not Stage.UNKNOWN and row["unknown_since"] is not None:
@@ -178,8 +185,11 @@ def _standing_of(mail: Mail, plan: Plan) -> Standing:
         return Finished(stage, code, enhanced, plan.verdict.partial, plan.verdict.maybe_accepted, plan.attempts)
     if row["held_why"] is not None or plan.wait is None:
         return Held(86400.0, row["held_why"] or "unanswered", stage, code, enhanced, plan.attempts)
-    why = "unanswered" if stage is Stage.UNKNOWN else "deferred"
-    return Wait(min(plan.wait, 86400.0), why, stage, code, enhanced, plan.attempts)
+    if stage is Stage.UNKNOWN:
+        replay = row["replay_until"] is not None and plan.wait < (row["replay_until"] - row["now"]).total_seconds()
+        awaits = "replay" if replay else "resend"
+        return Wait(min(plan.wait, 86400.0), "unanswered", stage, code, enhanced, plan.attempts, awaits)
+    return Wait(min(plan.wait, 86400.0), "deferred", stage, code, enhanced, plan.attempts)
 
 
 def finished(row: dict[str, Any]) -> Finished:

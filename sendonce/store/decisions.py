@@ -13,7 +13,7 @@ from psycopg.rows import class_row
 
 from sendonce.policy import LanePolicy
 from sendonce.stages import Proof, RecipientStage, Stage
-from sendonce.store import suppressions, wakes
+from sendonce.store import suppressions, topics, wakes
 from sendonce.store.facts import record_evidence
 from sendonce.store.mail import load
 from sendonce.store.sweeps import lane_of
@@ -24,6 +24,7 @@ REFUSALS = {
     "missing": "there is no such mail",
     "not_unknown": "it is not unknown: there is nothing to decide",
     "suppressed": "a recipient is on the suppression list: take the address off it first",
+    "superseded": "a newer mail of its topic takes its place: it may be called sent or not sent, but not be sent again",
     "stopped": "it was cancelled or has expired: it may be called sent or not sent, but not be sent again",
 }
 """Why a decision was not taken, in words."""
@@ -56,6 +57,8 @@ async def decide(
         )
         if decision == "resend" and stopped:
             return "stopped"
+        if decision == "resend" and await topics.superseded(conn, email_id):
+            return "superseded"
         if decision == "resend" and await suppressions.any_listed(conn, row):
             return "suppressed"
         await conn.execute(

@@ -13,15 +13,21 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
-from sendonce.store import turns
+from sendonce.store import holds, turns
 from sendonce.store.records import Startable
 
 
 async def unstamp(conn: AsyncConnection[Any], email_ids: Sequence[UUID]) -> None:
-    """The start did not happen: the rows wait for a starter again. Rows that a workflow has asked for stay stamped."""
+    """The start did not happen: the rows wait for a starter again. Rows that a workflow has asked for stay stamped.
+
+    Nor does it count as a restart that nobody answered: after a long outage of Temporal nobody waits for an hour.
+    """
     await conn.execute(
-        "WITH mine AS (SELECT id FROM sendonce.email WHERE id = ANY(%s) AND seen_at IS NULL ORDER BY id FOR UPDATE)"
-        " UPDATE sendonce.email e SET started_at = NULL FROM mine WHERE e.id = mine.id",
+        "WITH mine AS (SELECT id FROM sendonce.email WHERE id = ANY(%s) AND (seen_at IS NULL OR starts > 0)"
+        # One that somebody else holds locked keeps its stamp, and is overdue in a minute.
+        "   FOR UPDATE SKIP LOCKED)"
+        " UPDATE sendonce.email e SET started_at = CASE WHEN e.seen_at IS NOT NULL THEN e.started_at END,"
+        "   starts = greatest(e.starts - 1, 0) FROM mine WHERE e.id = mine.id",
         [list(email_ids)],
     )
 
@@ -38,9 +44,11 @@ WITH c AS MATERIALIZED (SELECT sendonce.clock() AS now),
 due AS MATERIALIZED (
     (SELECT e.id, e.next_attempt_at AS since FROM sendonce.email e
      WHERE e.lane = %(lane)s AND e.stage IN ('pending', 'unknown') AND e.started_at IS NOT NULL
+        -- Asked once and not for each row: while the lane is on hold, none is read.
+        AND NOT {holds.named("%(lane)s", "lanes")}
         AND e.next_attempt_at <= (SELECT now FROM c) AND {_QUIET}
         AND e.account NOT IN (SELECT name FROM paused WHERE NOT probe_due AND from_domain = '')
-        AND NOT {turns.DOMAIN_PAUSED}
+        AND NOT {turns.DOMAIN_PAUSED} AND NOT ({holds.HELD})
      ORDER BY e.next_attempt_at, e.id LIMIT %(limit)s)
     UNION ALL
     (SELECT e.id, e.lease_until FROM sendonce.email e
@@ -53,7 +61,7 @@ vanished AS MATERIALIZED (
     ORDER BY e.id FOR UPDATE OF e SKIP LOCKED
 )
 UPDATE sendonce.email e SET started_at = c.now, starts = e.starts + 1 FROM vanished v, c WHERE e.id = v.id
-RETURNING e.id AS email_id, e.key, e.account, e.lane
+RETURNING e.id AS email_id, e.key, e.account, e.lane, coalesce(e.template, '') AS template
 """
 
 
@@ -77,7 +85,7 @@ async def overdue(
 ) -> list[Startable]:
     """Stamp and return rows that are due while their workflow was neither started nor seen for ``after_seconds``.
 
-    A backlog that was never started does not qualify, and neither does what is held or paused.
+    A backlog that was never started does not qualify, and neither does what is held, paused or on hold.
     """
     params = {
         "lane": lane,

@@ -20,6 +20,7 @@ from sendonce.outcome import storable
 from sendonce.policy import LanePolicy
 from sendonce.stages import Proof, RecipientStage
 from sendonce.store import suppressions, wakes
+from sendonce.store.digests import ERASED_RECIPIENT, KNOWN_CODE
 from sendonce.store.facts import record_evidence
 from sendonce.store.sweeps import lane_of
 
@@ -39,8 +40,8 @@ INSERT INTO sendonce.event (account, source, event_id, kind, proven, happened_at
 SELECT %(account)s, %(source)s, %(event_id)s, %(kind)s, %(proven)s, %(at)s::timestamptz, %(claimed)s, %(provider_id)s,
     %(message_id)s, %(recipient)s, %(code)s::integer, %(enhanced)s, %(text)s
 WHERE NOT EXISTS (SELECT FROM sendonce.event WHERE account = %(account)s AND source = %(source)s
-    AND event_id = %(event_id)s AND recipient = %(recipient)s)
-ON CONFLICT DO NOTHING RETURNING *
+    AND event_id = %(event_id)s AND recipient IN (%(recipient)s, sendonce.mailbox_digest(%(recipient)s)))
+ON CONFLICT DO NOTHING RETURNING *, sendonce.mailbox_digest(recipient) AS digest
 """
 
 # A provider's id is one of the account that gave it: another one may have the same. That account is the one of the
@@ -59,7 +60,7 @@ LIMIT 1
 """
 
 _PARKED = f"""
-SELECT ev.*, r.email_id AS found FROM sendonce.event ev
+SELECT ev.*, r.email_id AS found, sendonce.mailbox_digest(ev.recipient) AS digest FROM sendonce.event ev
     JOIN sendonce.recipient r ON r.provider_id = ev.provider_id
     JOIN sendonce.email e ON e.id = r.email_id AND {_GAVE} = ev.account
 WHERE ev.email_id IS NULL AND ev.provider_id <> '' AND ev.proven
@@ -67,9 +68,25 @@ WHERE ev.email_id IS NULL AND ev.provider_id <> '' AND ev.proven
 ORDER BY ev.id LIMIT %(limit)s FOR UPDATE OF ev SKIP LOCKED
 """
 
-_LOCK = "SELECT id, account, lane, generation FROM sendonce.email WHERE id = %(id)s FOR UPDATE"
+_LOCK = "SELECT id, account, lane, generation, content_erased_at FROM sendonce.email WHERE id = %(id)s FOR UPDATE"
 _RECIPIENTS = """
 SELECT ordinal, mailbox, stage, delivery FROM sendonce.recipient WHERE email_id = %(id)s ORDER BY ordinal
+"""
+
+# The text of a reply quotes addresses: a mail that has been emptied takes none any more. An erased address stays so.
+_JOINED = f"""
+UPDATE sendonce.event ev SET email_id = %(email)s, ordinal = %(ordinal)s,
+    recipient = CASE WHEN %(erased)s THEN {ERASED_RECIPIENT} ELSE recipient END,
+    reply_text = CASE WHEN NOT %(emptied)s THEN reply_text END,
+    enhanced = CASE WHEN NOT %(emptied)s OR enhanced ~ {KNOWN_CODE} THEN enhanced END
+WHERE id = %(id)s
+"""
+
+# What has come for a mail that is gone, about a person who was erased, is not kept until a day has passed.
+_FORGET = """
+DELETE FROM sendonce.event ev WHERE ev.id = ANY (%(ids)s) AND ev.email_id IS NULL AND ev.recipient <> ''
+    AND EXISTS (SELECT FROM sendonce.erasure x WHERE x.digest = sendonce.mailbox_digest(ev.recipient))
+    AND NOT EXISTS (SELECT FROM sendonce.recipient r WHERE lower(r.mailbox) = lower(ev.recipient))
 """
 
 PORTION = 100
@@ -108,6 +125,7 @@ async def _portion(
 ) -> int:
     new = 0
     found: list[tuple[UUID, dict[str, Any]]] = []
+    kept: list[int] = []
     # In one order everywhere: two deliveries of the same events wait for each other, they do not deadlock.
     rows = sorted((_params(account, event, proven=proven) for event in events), key=_order)
     async with conn.transaction(), conn.cursor(row_factory=dict_row) as cur:
@@ -116,12 +134,14 @@ async def _portion(
             if row is None:
                 continue
             new += 1
+            kept.append(row["id"])
             find = {"claimed": _own_id(row), "account": account, "provider_id": row["provider_id"]}
             mail = await (await cur.execute(_FIND, find)).fetchone()
             if mail is not None:
                 found.append((mail["id"], row))
         await _join(conn, found, {}, terms)
         if new:
+            await cur.execute(_FORGET, {"ids": kept})
             await _notify(conn)
     return new
 
@@ -198,10 +218,17 @@ async def _join(
                 continue
             everybody = await (await cur.execute(_RECIPIENTS, {"id": email_id})).fetchall()
         mailbox = row["recipient"].lower()
-        meant = [r for r in everybody if not mailbox or r["mailbox"].lower() == mailbox]
+        meant = [r for r in everybody if not mailbox or r["mailbox"].lower() in (mailbox, row["digest"])]
+        erased = any(r["mailbox"] == row["digest"] for r in meant)
         await conn.execute(
-            "UPDATE sendonce.event SET email_id = %s, ordinal = %s WHERE id = %s",
-            [email_id, meant[0]["ordinal"] if len(meant) == 1 else None, row["id"]],
+            _JOINED,
+            {
+                "id": row["id"],
+                "email": email_id,
+                "ordinal": meant[0]["ordinal"] if len(meant) == 1 else None,
+                "erased": erased,
+                "emptied": mail["content_erased_at"] is not None,
+            },
         )
         if not row["proven"]:
             continue

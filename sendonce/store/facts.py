@@ -7,13 +7,14 @@ a decision. All end in :func:`~sendonce.store.conclude.conclude`, which reads *a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 from psycopg import AsyncConnection
+from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from sendonce.outcome import DEFINITE, AttemptResult, Outcome, Unanswered, outcome_to_json
@@ -21,9 +22,12 @@ from sendonce.policy import LanePolicy
 from sendonce.stages import AttemptFacts, Proof, RecipientStage, Stage
 from sendonce.store import alarms
 from sendonce.store.conclude import conclude
-from sendonce.store.mail import load
+from sendonce.store.mail import Mail, load
 from sendonce.store.plan import counted, too_old_in
 from sendonce.store.records import NoSuchRow, Standing
+
+ALARM_AFTER_LOOK_UPS = 30.0
+"""Seconds until an unknown is alarmed whose provider can be asked: by then it was asked twice."""
 
 
 async def settle(
@@ -36,17 +40,30 @@ async def settle(
     actor: str,
     cause: str = "answered",
     alarm_delay: float = 0.0,
+    askable: Collection[str] = (),
 ) -> Standing:
-    """Append what an attempt found out, whoever holds the row now, and move the mail accordingly."""
-    async with conn.transaction():
+    """Append what an attempt found out, whoever holds the row now, and move the mail accordingly.
+
+    ``alarm_delay``: seconds until an unknown is alarmed. ``askable``: accounts whose provider can be asked first.
+    """
+    # Two round trips: what is read, then what is written.
+    async with conn.pipeline(), conn.transaction():
         mail = await load(conn, email_id)
         if mail is None:
             return NoSuchRow()
         index = next((i for i, a in enumerate(mail.attempts) if a["id"] == attempt_id), None)
         if index is None:
-            return NoSuchRow()
+            if all(outcome.kind == "not_offered" for outcome in result.outcomes.values()):
+                # A claim that a crash took back, and that was never begun.
+                return await conclude(conn, mail, lane=lane, cause=cause, actor=actor)
+            index = await _remember(conn, mail, attempt_id, result, actor)
         attempt, facts = mail.attempts[index], mail.facts[index]
         holds = mail.row["lease_id"] == attempt_id
+        if attempt["account"] in askable:
+            alarm_delay = max(alarm_delay, ALARM_AFTER_LOOK_UPS)
+        if mail.row["content_erased_at"] is not None:
+            # The texts of replies quote addresses: what comes late for an emptied mail is kept as codes.
+            result = result.without_texts()
         answers, contradicts = _merge(facts, result.outcomes)
         news = answers != facts.answers
         if contradicts:
@@ -76,6 +93,40 @@ async def settle(
             ends_hold=holds,
             alarm_delay=alarm_delay,
         )
+
+
+_REMEMBER = """
+WITH kept AS (
+    INSERT INTO sendonce.attempt
+        (id, email_id, number, generation, account, mode, worker, claimed_at, begun_at, offered)
+    SELECT %(attempt)s, e.id, e.claims + 1, e.generation, e.account, 'send', %(actor)s, %(now)s,
+        CASE WHEN %(offered)s::integer[] <> '{}' THEN %(now)s END, %(offered)s::integer[]
+    FROM sendonce.email e WHERE e.id = %(id)s
+    RETURNING *
+), counted AS (
+    UPDATE sendonce.email e SET claims = e.claims + 1, begun_at = coalesce(e.begun_at, kept.begun_at),
+        started_at = coalesce(e.started_at, %(now)s)
+    FROM kept WHERE e.id = kept.email_id
+)
+SELECT * FROM kept
+"""
+
+
+async def _remember(conn: AsyncConnection[Any], mail: Mail, attempt_id: UUID, result: AttemptResult, actor: str) -> int:
+    """Write down an attempt that the store has forgotten, such as one that a failover lost; its place in the list.
+
+    Its answer is in hand, and a proof is never refused. Its generation and account are the mail's: which ones they were
+    is lost, and no replay follows from it.
+    """
+    offered = sorted(o for o, outcome in result.outcomes.items() if outcome.kind in ("accepted", "unanswered"))
+    params = {"attempt": attempt_id, "id": mail.id, "actor": actor, "now": mail.row["now"], "offered": offered}
+    async with conn.cursor(row_factory=dict_row) as cur:
+        attempt = await (await cur.execute(_REMEMBER, params)).fetchone()
+    assert attempt is not None
+    mail.row["claims"] += 1
+    mail.attempts.append(attempt)
+    mail.facts.append(AttemptFacts(str(attempt_id), attempt["number"], attempt["generation"], tuple(offered)))
+    return len(mail.attempts) - 1
 
 
 _ANSWERED = """
@@ -151,10 +202,13 @@ async def record_evidence(
 
 
 async def record_completed_run(conn: AsyncConnection[Any], email_id: UUID, *, lane: LanePolicy, actor: str) -> Standing:
-    """The workflow engine's completed run proves that everyone not refused was accepted: record that as evidence."""
+    """The workflow engine's completed run proves that everyone not refused was accepted: record that as evidence.
+
+    Of whom the store knows it already, nothing is recorded.
+    """
     cursor = await conn.execute(
         "SELECT r.ordinal, e.generation FROM sendonce.recipient r JOIN sendonce.email e ON e.id = r.email_id"
-        " WHERE r.email_id = %s AND r.stage NOT IN ('refused', 'suppressed') ORDER BY r.ordinal",
+        " WHERE r.email_id = %s AND r.stage NOT IN ('refused', 'suppressed', 'accepted') ORDER BY r.ordinal",
         [email_id],
     )
     proofs = [Proof(ordinal, True, generation) for ordinal, generation in await cursor.fetchall()]
@@ -222,13 +276,14 @@ async def requeue(
 ) -> Standing | None:
     """An operator's decision: try a ``dead`` or ``failed`` mail again, refusals forgotten, accepted ones not.
 
-    None when it may not be: another stage, or evidence after the end (or ``maybe_accepted``) without ``force``.
+    None when it may not be: another stage, content that is erased, or evidence after the end (or ``maybe_accepted``)
+    without ``force``.
     """
     async with conn.transaction():
         mail = await load(conn, email_id)
         if mail is None:
             return NoSuchRow()
-        if mail.stage not in (Stage.DEAD, Stage.FAILED):
+        if mail.stage not in (Stage.DEAD, Stage.FAILED) or mail.row["content_erased_at"] is not None:
             return None
         cursor = await conn.execute(
             "SELECT EXISTS (SELECT FROM sendonce.evidence WHERE email_id = %s AND after_final)", [email_id]

@@ -17,6 +17,7 @@ from sendonce.errors import ConfigurationError, IdempotencyConflict, InvalidEmai
 from sendonce.message import Address, OutgoingEmail
 from sendonce.stages import Stage
 from sendonce.store.callers import Call, Row, Statement, Steps, run
+from sendonce.traceparent import current_traceparent
 
 if TYPE_CHECKING:
     from sendonce.store.callers import AnyAsyncConnection, SyncConnection
@@ -42,6 +43,8 @@ class Enqueued:
     """False: the same content was enqueued under this key before, and nothing was written."""
     stage: Stage | None
     """None when the mail was there and retention has removed it."""
+    template: str | None = None
+    """As asked for."""
 
 
 Render = Literal["later", "now"]
@@ -163,13 +166,14 @@ def _steps(emails: list[OutgoingEmail], notify: bool) -> Steps[list[Enqueued]]:
     """The statements to execute, one after the other; each is answered with its rows."""
     order = sorted(range(len(emails)), key=lambda index: (emails[index].account, emails[index].key))
     done: dict[int, Enqueued] = {}
+    span = current_traceparent()
     # One mail alone needs no savepoint: it is written or it is not.
     guarded = len(emails) > 1
     if guarded:
         yield Statement("SAVEPOINT sendonce_enqueue")
     try:
         for chunk in _chunks(order, emails):
-            mails = _Private(json.dumps([_payload(emails[index]) for index in chunk], ensure_ascii=False))
+            mails = _Private(json.dumps([_payload(emails[index], span) for index in chunk], ensure_ascii=False))
             rows = yield Statement(_ENQUEUE, {"mails": mails, "notify": notify})
             for index, row in zip(chunk, rows, strict=True):
                 done[index] = _enqueued(emails[index], row)
@@ -207,8 +211,10 @@ def _chunks(order: Iterable[int], emails: Sequence[OutgoingEmail]) -> Iterator[l
         yield chunk
 
 
-def _payload(email: OutgoingEmail) -> dict[str, Any]:
+def _payload(email: OutgoingEmail, span: str | None) -> dict[str, Any]:
     message = email.to_json()
+    if span is not None:
+        message["traceparent"] = span
     message["sender"] = _address(email.sender)
     for name in ("to", "cc", "bcc", "reply_to"):
         message[name] = [_address(address) for address in getattr(email, name)]
@@ -235,6 +241,7 @@ def _enqueued(email: OutgoingEmail, row: Row) -> Enqueued:
         lane=email.lane,
         created=status == "created",
         stage=Stage(stage) if stage else None,
+        template=email.template,
     )
 
 

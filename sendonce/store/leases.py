@@ -8,6 +8,8 @@ from uuid import UUID
 
 from psycopg import AsyncConnection
 
+from sendonce.store import holds
+
 # A row that somebody else holds locked is passed over, not waited for: one mail must not cost the others their leases.
 _RENEW = """
 WITH mine AS (
@@ -32,7 +34,7 @@ async def renew(conn: AsyncConnection[Any], leases: Sequence[UUID], lease_second
     return {row[0]: row[1] for row in await cursor.fetchall()}
 
 
-_RELEASE = """
+_RELEASE = f"""
 WITH c AS MATERIALIZED (SELECT sendonce.clock() AS now),
 r AS MATERIALIZED (
     SELECT e.id, e.rest_stage, e.next_attempt_at, c.now FROM sendonce.email e, c
@@ -43,7 +45,8 @@ freed AS (
         lease_alone = false, held_since = CASE WHEN %(held)s THEN coalesce(e.held_since, r.now) ELSE e.held_since END,
         next_attempt_at = CASE WHEN r.next_attempt_at IS NULL THEN NULL
             ELSE greatest(r.next_attempt_at, r.now + %(delay)s * interval '1 second') END
-    FROM r WHERE e.id = r.id RETURNING e.id, e.stage, e.held_since, r.now
+    FROM r WHERE e.id = r.id
+    RETURNING e.id, e.stage, e.held_since, r.now, e.lane, e.template, e.fairness_key, e.account
 ),
 attempt AS (
     UPDATE sendonce.attempt t SET ended_at = freed.now, ended_why = %(why)s FROM freed WHERE t.id = %(attempt)s
@@ -52,7 +55,8 @@ logged AS (
     INSERT INTO sendonce.transition (email_id, at, from_stage, to_stage, cause, actor, attempt_id)
     SELECT id, now, 'claimed', stage, %(why)s, %(actor)s, %(attempt)s FROM freed
 )
-SELECT extract(epoch FROM now - held_since)::float8 FROM freed
+SELECT extract(epoch FROM now - held_since - CASE WHEN held_since < now
+    THEN {holds.held_back("freed", "freed.held_since", "freed.now")} ELSE interval '0' END)::float8 FROM freed
 """
 
 
@@ -75,12 +79,18 @@ async def release(
     return float(row[0]) if row is not None and row[0] is not None else 0.0
 
 
+# A row that somebody else holds locked is passed over: who it is knows of the mail, and nobody here waits for that.
 _TOUCH = """
-UPDATE sendonce.email SET seen_at = sendonce.clock(), started_at = coalesce(started_at, sendonce.clock()), starts = 0
-WHERE id = %(id)s AND stage NOT IN ('sent', 'failed', 'dead', 'expired', 'cancelled')
+WITH mine AS (
+    SELECT id FROM sendonce.email
+    WHERE id = %(id)s AND stage NOT IN ('sent', 'failed', 'dead', 'expired', 'cancelled') FOR UPDATE SKIP LOCKED
+)
+UPDATE sendonce.email e
+SET seen_at = sendonce.clock(), started_at = coalesce(e.started_at, sendonce.clock()), starts = 0
+FROM mine WHERE e.id = mine.id
 """
 
 
 async def touch(conn: AsyncConnection[Any], email_id: UUID) -> None:
-    """Stamp that the mail's workflow was seen."""
+    """Stamp that the mail's workflow was seen, unless somebody holds its row locked."""
     await conn.execute(_TOUCH, {"id": email_id})

@@ -76,3 +76,11 @@ async def due(conn: AsyncConnection[Any], account: str, askable: Sequence[str], 
         )
         for row in rows
     ]
+
+
+async def all_due(conn: AsyncConnection[Any]) -> None:
+    """Whatever is unknown is asked about at the next round, however often it was."""
+    await conn.execute(
+        "UPDATE sendonce.email SET look_up_at = sendonce.clock()"
+        " WHERE stage = 'unknown' AND look_up_at > sendonce.clock()"
+    )

@@ -57,8 +57,12 @@ def _current(connection: psycopg.Connection[Any]) -> str | None:
     return None if row is None else str(row[0])
 
 
-def _refuse_newer(found: str | None) -> None:
-    if found is not None and found not in REVISIONS:
+def _refuse_too_new(connection: psycopg.Connection[Any], found: str | None) -> None:
+    """A newer schema says which release it still serves, so that the one before can be started on it."""
+    if found is None or found in REVISIONS:
+        return
+    row = connection.execute("SELECT oldest_revision FROM sendonce.installation").fetchone()
+    if row is None or row[0] not in REVISIONS:
         raise StoreNotReady(
             f"the schema 'sendonce' is at {found}, which this release does not know: it is newer, "
             f"and this release ends at {head()}; upgrade the package 'sendonce'"
@@ -69,8 +73,9 @@ def migrate(url: str) -> tuple[str | None, str]:
     """Upgrade the database at ``url`` to this release; returns the revision before and after.
 
     ``url`` is anything libpq takes (``postgresql://…``, ``host=… dbname=…``). An advisory lock makes concurrent calls
-    wait for each other; all is one transaction, so a call that is killed leaves the schema as it was. Raises
-    :class:`~sendonce.errors.StoreNotReady` when the schema belongs to a newer release.
+    wait for each other; all is one transaction, so a call that is killed leaves the schema as it was. A newer schema
+    that still serves this release is left as it is. Raises :class:`~sendonce.errors.StoreNotReady` when it serves it no
+    longer.
     """
     from alembic import command
 
@@ -80,7 +85,9 @@ def migrate(url: str) -> tuple[str | None, str]:
         driver.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         driver.execute("CREATE SCHEMA IF NOT EXISTS sendonce")
         before = _current(driver)
-        _refuse_newer(before)
+        _refuse_too_new(driver, before)
+        if before is not None and before not in REVISIONS:
+            return before, before
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
@@ -88,14 +95,15 @@ def migrate(url: str) -> tuple[str | None, str]:
 
 
 def check(url: str) -> None:
-    """Raise :class:`~sendonce.errors.StoreNotReady` unless the schema is the one this release needs.
+    """Raise :class:`~sendonce.errors.StoreNotReady` unless the schema is the one this release needs, or a newer one
+    that still serves it.
 
     ``url`` is as for :func:`migrate`. A store that is away raises :class:`psycopg.OperationalError`.
     """
     with psycopg.connect(url) as connection:
         found = _current(connection)
-    _refuse_newer(found)
-    if found != head():
+        _refuse_too_new(connection, found)
+    if found is None or found in REVISIONS[:-1]:
         raise StoreNotReady(
             f"the schema 'sendonce' is at {found or 'nothing'}, this release needs {head()}: run 'sendonce migrate'"
         )

@@ -10,18 +10,22 @@ from psycopg import AsyncConnection
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
+from sendonce.store import holds, topics
+from sendonce.store.pool import DURABLY, LAZILY
 from sendonce.store.records import BeginRefused, Begun, Pinned
 
 LOCK_TIMEOUT_MS = 1500
 """Begin waits no longer than this for the row; then the line is dropped and the claim given back."""
 
-_PIN = """
+_PIN = f"""
 WITH new AS (
     INSERT INTO sendonce.pinned (email_id, slot, method, url, headers, body, digest)
-    VALUES (%(id)s, %(slot)s, %(method)s, %(url)s, %(headers)s, %(body)s, %(digest)s)
+    SELECT e.id, %(slot)s, %(method)s, %(url)s, %(headers)s, %(body)s::bytea, %(digest)s::bytea
+    -- The lock that the foreign key takes anyway. A mail that was over and emptied meanwhile keeps nothing any more.
+    FROM sendonce.email e WHERE e.id = %(id)s AND e.content_erased_at IS NULL FOR KEY SHARE OF e
     ON CONFLICT DO NOTHING RETURNING email_id
 )
-SELECT count(*) FROM new
+SELECT count(*), {LAZILY} FROM new
 """
 
 _PINNED = "SELECT body, method, url, headers, digest FROM sendonce.pinned WHERE email_id = %(id)s AND slot = %(slot)s"
@@ -38,7 +42,10 @@ async def pin(
     headers: tuple[tuple[str, str], ...],
     digest: bytes,
 ) -> Pinned:
-    """Keep the rendering, insert-once, and return what is kept: everyone sends what this returns."""
+    """Keep the rendering, insert-once, and return what is kept: everyone sends what this returns.
+
+    A mail that is over and has been emptied keeps nothing: its begin will be refused.
+    """
     ours = Pinned(body, method, url, headers, digest)
     params = {
         "id": email_id,
@@ -50,11 +57,10 @@ async def pin(
         "digest": digest,
     }
     inserted = await (await conn.execute(_PIN, params)).fetchone()
-    if inserted == (1,):
+    if inserted is not None and inserted[0] == 1:
         return ours
-    stored = await pinned(conn, email_id, slot)
-    assert stored is not None  # a conflict says that it is there, and pins are never deleted while the mail is open
-    return stored
+    # A conflict says that it is there: pins are never deleted while the mail is open.
+    return await pinned(conn, email_id, slot) or ours
 
 
 async def pinned(conn: AsyncConnection[Any], email_id: UUID, slot: str) -> Pinned | None:
@@ -67,24 +73,39 @@ async def pinned(conn: AsyncConnection[Any], email_id: UUID, slot: str) -> Pinne
     return Pinned(row["body"], row["method"], row["url"], headers, row["digest"])
 
 
-_BEGIN = """
-WITH c AS MATERIALIZED (SELECT sendonce.clock() AS now),
+_ON_HOLD = holds.on_hold("r", "(SELECT t.account FROM sendonce.attempt t WHERE t.id = %(attempt)s)")
+
+# The same as in server_identity().
+_PROMOTED = """
+        WHEN ('x' || left(pg_walfile_name(pg_current_wal_flush_lsn()), 8))::bit(32)::integer <> %(timeline)s::integer
+            THEN 'halted'"""
+
+# The settings hold for the statement's own transaction, and are made before the row is locked.
+_BEGIN = f"""
+WITH c AS MATERIALIZED (
+    SELECT sendonce.clock() AS now, {DURABLY}, set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', true)
+),
 r AS MATERIALIZED (SELECT e.*, c.now FROM sendonce.email e, c WHERE e.id = %(id)s FOR UPDATE OF e),
 g AS MATERIALIZED (
     SELECT g.* FROM sendonce.generation g, r WHERE g.email_id = r.id AND g.generation = %(generation)s
 ),
 v AS MATERIALIZED (
-    SELECT r.*, CASE
+    SELECT r.*, CASE{_PROMOTED}
         WHEN r.stage <> 'claimed' OR r.lease_id IS DISTINCT FROM %(attempt)s THEN 'moved_on'
         WHEN r.lease_until <= r.now THEN 'lapsed'
         WHEN r.cancel_requested_at IS NOT NULL THEN 'cancelled'
         WHEN r.expires_at <= r.now THEN 'expired'
+        WHEN {topics.SUPERSEDED} THEN 'superseded'
+        WHEN {_ON_HOLD} THEN '{holds.ON_HOLD}'
         WHEN r.generation = %(generation)s AND r.generation_open AND NOT EXISTS (
             SELECT FROM g WHERE g.digest = %(digest)s AND g.identity = %(identity)s AND g.slot = %(slot)s
                 AND g.provider_key = %(provider_key)s AND g.envelope = %(offered)s::integer[]) THEN 'pins_differ'
         WHEN r.generation = %(generation)s AND r.generation_open AND coalesce(
             (SELECT g.first_begun_at FROM g) + (%(key_window)s::float8 - %(window_margin)s) * interval '1 second'
             <= r.now, true) THEN 'window_over'
+        -- Pins do not wait for the disk: a crash may have taken this one back and left the claim.
+        WHEN NOT EXISTS (SELECT FROM sendonce.pinned p
+            WHERE p.email_id = r.id AND p.slot = %(slot)s AND p.digest = %(digest)s) THEN 'pin_lost'
         ELSE 'ok' END AS verdict
     FROM r
 ),
@@ -121,6 +142,9 @@ logged AS (
 SELECT verdict FROM v
 """
 
+# A service may refuse those functions: merely to name them is an error then, whether they are called or not.
+_BEGIN_ANYWHERE = _BEGIN.replace(_PROMOTED, "")
+
 
 async def begin(
     conn: AsyncConnection[Any],
@@ -138,8 +162,12 @@ async def begin(
     window_margin: float,
     answer_seconds: float,
     lease_seconds: float,
+    timeline: int | None = None,
 ) -> Begun | BeginRefused:
     """Commit that the mail is about to be offered. One statement; flushed to disk whatever the session says.
+
+    ``timeline``: of the server's log, when the process looked last. On another one, after a failover that a pooler has
+    hidden, nothing is begun: ``halted``. None: it is not looked at.
 
     Raises :class:`psycopg.errors.LockNotAvailable` after :data:`LOCK_TIMEOUT_MS`: not begun then.
     """
@@ -157,14 +185,9 @@ async def begin(
         "window_margin": window_margin,
         "answer_seconds": answer_seconds,
         "lease_seconds": lease_seconds,
+        "timeline": timeline,
     }
-    # One round trip: the pipeline sends begin, settings, statement and commit together.
-    async with conn.pipeline(), conn.transaction():
-        await conn.execute(
-            "SELECT set_config('lock_timeout', %s, true), set_config('synchronous_commit', 'on', true)",
-            [str(LOCK_TIMEOUT_MS)],
-        )
-        cursor = await conn.execute(_BEGIN, params)
-    row = await cursor.fetchone()
+    query = _BEGIN_ANYWHERE if timeline is None else _BEGIN
+    row = await (await conn.execute(query, params)).fetchone()
     verdict = row[0] if row else "moved_on"
     return Begun(answer_seconds) if verdict == "ok" else BeginRefused(verdict)

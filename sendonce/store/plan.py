@@ -15,6 +15,9 @@ from sendonce.store.mail import Mail
 ASKED_FIRST = 20.0
 """Seconds from the beginning of an unknown until the one resend of the policy: its provider is asked before."""
 
+LAST_REPLAY = 60.0
+"""Seconds before the end of the time for replays: no wish of the provider puts the mail's next try off beyond that."""
+
 UNCOUNTED_DELAY = 5.0
 """Seconds until the next try after an attempt that is not counted."""
 
@@ -105,7 +108,8 @@ def make_plan(
     verdict = email_stage(stages, limits)
     generation = next_generation(row["generation"], mail.facts, views)
     if verdict.stage is Stage.UNKNOWN:
-        wait = _unknown_wait(row, lane, wait, stopped=cancelled or expired)
+        own = retry.after(len(tried), age) if wished and wait is not None else wait
+        wait = _unknown_wait(row, lane, wait, own, stopped=cancelled or expired)
     elif verdict.stage.final:
         wait = None
     elif wait is not None and row["expires_at"] is not None:
@@ -157,8 +161,13 @@ def _retry(row: dict[str, Any], lane: LanePolicy) -> RetryPolicy:
 _OPEN = (RecipientStage.OUTSTANDING, RecipientStage.DEFERRED, RecipientStage.UNANSWERED)
 
 
-def _unknown_wait(row: dict[str, Any], lane: LanePolicy, wait: float | None, *, stopped: bool) -> float | None:
-    """Until the replay under the provider's key, or the one resend of the policy; None: held."""
+def _unknown_wait(
+    row: dict[str, Any], lane: LanePolicy, wait: float | None, own: float | None, *, stopped: bool
+) -> float | None:
+    """Until the replay under the provider's key, or the one resend of the policy; None: held.
+
+    ``own``: the wait without the provider's wish, which could put the mail off until nothing can be replayed.
+    """
     if stopped or wait is None:
         return None
     now = row["now"]
@@ -166,6 +175,8 @@ def _unknown_wait(row: dict[str, Any], lane: LanePolicy, wait: float | None, *, 
         left = float((row["replay_until"] - now).total_seconds())
         if wait < left:
             return wait
+        if own is not None and own < left:
+            return max(own, left - LAST_REPLAY)
     if (row["unknown_policy"] or lane.unknown) == "resend" and row["resends"] == 0 and row["answer_by"] is not None:
         # The resend is tried until it is begun, by the retry policy like every try. A provider that can be asked is
         # asked first: what it knows is worth more than a second copy.

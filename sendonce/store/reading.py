@@ -1,32 +1,28 @@
-"""Read-only queries for people: lists of mails, one mail with its whole story, open alarms.
+"""Read-only queries for people: the snapshot they read, and lists of mails.
 
 Nothing here writes or locks. Each function reads one consistent snapshot.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import Connection, Select, create_engine, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, create_engine, func, literal, or_, select, tuple_
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from sendonce.errors import NoSuchEmail, StoreNotReady
+from sendonce.errors import ConfigurationError, StoreNotReady
 from sendonce.store import tables as t
+from sendonce.store.connecting import MISSING, connect_options
 from sendonce.store.pool import STEADY
 
-CONNECT_SECONDS = 10
-"""How long a connection is tried, unless the URL or ``PGCONNECT_TIMEOUT`` says otherwise."""
-
-_MISSING = {"3F000", "42P01", "42703"}  # schema, table, column: an older schema, or none
+_OPEN = ("pending", "claimed", "unknown")
 _Row = TypeVar("_Row")
 
 
@@ -52,133 +48,54 @@ class Mail:
     held_why: str | None
     last_code: int | None
     last_enhanced: str | None
+    template: str | None
+    """Its name; None when the content is the mail's own."""
+    tenant: str
+    """Its fairness key; ``""`` when it has none."""
+    waits_for: str | None
+    """Why nobody tries it now: a broken template, a hold, an account that is paused."""
 
 
 @dataclass(frozen=True, slots=True)
-class RecipientRow:
-    """Where one recipient stands. ``mailbox`` and ``reply_text`` are personal data."""
+class MailFilter:
+    """Which mails. What is empty or None chooses all."""
 
-    ordinal: int
-    mailbox: str
-    stage: str
-    code: int | None
-    enhanced: str | None
-    reply_text: str | None
-    provider_id: str | None
-    changed_at: datetime | None
-    delivery: str | None
-    """What became of it afterwards: the highest :class:`~sendonce.events.EventKind` so far."""
-    delivery_at: datetime | None
+    stages: Sequence[str] = ()
+    lane: str | None = None
+    account: str | None = None
+    template: str | None = None
+    tenant: str | None = None
+    recipient: str | None = None
+    """A mailbox as the store keeps it: see :func:`sendonce.checks.envelope_mailbox`."""
+    since: datetime | None = None
+    """Enqueued then or later."""
+    codes: Sequence[str] = field(default=())
+    """Of the last reply: ``550``, ``5xx``, or an enhanced code such as ``4.7.1``."""
 
-
-@dataclass(frozen=True, slots=True)
-class AttemptRow:
-    """One claim and what came of it. ``answers`` maps recipient ordinals to outcomes; their texts are personal data."""
-
-    id: UUID
-    number: int
-    generation: int
-    account: str
-    """It went by: the mail's own, or the fallback of that one."""
-    mode: str
-    worker: str
-    claimed_at: datetime
-    begun_at: datetime | None
-    """None: nothing was offered."""
-    offered: list[int]
-    answers: dict[str, dict[str, Any]]
-    counted: bool
-    ended_at: datetime | None
-    ended_why: str | None
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """As SQL over ``email``."""
+        e = t.email.c
+        equal = {e.lane: self.lane, e.account: self.account, e.template: self.template, e.fairness_key: self.tenant}
+        found: list[ColumnElement[bool]] = [column == value for column, value in equal.items() if value is not None]
+        if self.stages:
+            found.append(e.stage.in_(self.stages))
+        if self.since is not None:
+            found.append(e.created_at >= self.since)
+        if self.recipient is not None:
+            whose = select(t.recipient.c.email_id).where(t.recipient.c.mailbox == self.recipient)
+            found.append(e.id.in_(whose))
+        if self.codes:
+            found.append(or_(*(_has_code(code) for code in self.codes)))
+        return found
 
 
-@dataclass(frozen=True, slots=True)
-class TransitionRow:
-    """One change of stage."""
-
-    at: datetime
-    from_stage: str | None
-    to_stage: str
-    cause: str
-    actor: str
-    attempt_id: UUID | None
-    because: str | None
-    """An operator's reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class EventRow:
-    """One thing that came back. ``proven`` False: anyone could have written it."""
-
-    received_at: datetime
-    happened_at: datetime | None
-    kind: str
-    ordinal: int | None
-    source: str
-    event_id: str
-    proven: bool
-    code: int | None
-    enhanced: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class EvidenceRow:
-    """One proof that was not an attempt's own answer."""
-
-    recorded_at: datetime
-    ordinal: int
-    accepted: bool
-    generation: int
-    source: str
-    event_id: str
-    actor: str
-    after_final: bool
-
-
-@dataclass(frozen=True, slots=True)
-class AlarmRow:
-    """One alarm. ``closed`` says that a later row ended it."""
-
-    id: int
-    at: datetime
-    kind: str
-    email_id: UUID | None
-    key: str | None
-    account: str | None
-    detail: str
-    delivered_at: datetime | None
-    closed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Story:
-    """One mail with everything that happened to it. ``subject`` and ``requested_by`` are personal data."""
-
-    mail: Mail
-    send_after: datetime | None
-    expires_at: datetime | None
-    unknown_since: datetime | None
-    cancel_requested_at: datetime | None
-    generation: int
-    message_id: str | None
-    subject: str | None
-    requested_by: str | None
-    recipients: list[RecipientRow]
-    attempts: list[AttemptRow]
-    transitions: list[TransitionRow]
-    evidence: list[EvidenceRow]
-    events: list[EventRow]
-    alarms: list[AlarmRow]
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """A key whose mail retention has emptied: it was accepted once, and is never accepted for other content."""
-
-    id: UUID
-    key: str
-    account: str
-    created_at: datetime
+def _has_code(code: str) -> ColumnElement[bool]:
+    text = code.lower()
+    if len(text) == 3 and text.endswith("xx") and text[0] in "12345":
+        return t.email.c.last_code.between(int(text[0]) * 100, int(text[0]) * 100 + 99)
+    if text.isascii() and text.isdigit():
+        return t.email.c.last_code == int(text[:9])
+    return t.email.c.last_enhanced == code
 
 
 @contextmanager
@@ -197,7 +114,7 @@ def reading(url: str) -> Iterator[Connection]:
     except DBAPIError as error:
         # The driver's own error: SQLAlchemy's would quote the statement with its parameters.
         if isinstance(error.orig, psycopg.Error):
-            if error.orig.sqlstate in _MISSING:
+            if error.orig.sqlstate in MISSING:
                 raise StoreNotReady("the schema 'sendonce' is missing or too old: run 'sendonce migrate'") from None
             raise error.orig from None
         raise
@@ -206,11 +123,7 @@ def reading(url: str) -> Iterator[Connection]:
 
 
 def _connect(url: str) -> psycopg.Connection[Any]:
-    extra: dict[str, Any] = {"application_name": "sendonce cli"}
-    if "PGCONNECT_TIMEOUT" not in os.environ:
-        extra["connect_timeout"] = CONNECT_SECONDS
-    given = conninfo_to_dict(url)
-    connection = psycopg.connect(url, **{name: value for name, value in extra.items() if name not in given})
+    connection = psycopg.connect(url, **connect_options(url))
     # Instants and intervals as the driver reads them, whatever the database or the role sets.
     connection.execute(STEADY)
     connection.commit()
@@ -218,95 +131,95 @@ def _connect(url: str) -> psycopg.Connection[Any]:
 
 
 def mails(
-    connection: Connection,
-    *,
-    stages: Sequence[str] = (),
-    lane: str | None = None,
-    account: str | None = None,
-    limit: int = 50,
+    connection: Connection, which: MailFilter | None = None, *, after: UUID | None = None, limit: int = 50
 ) -> list[Mail]:
-    """The newest mails first; empty ``stages`` means all."""
-    query = select(*_columns(t.email, Mail)).order_by(t.email.c.created_at.desc(), t.email.c.id.desc()).limit(limit)
-    if stages:
-        query = query.where(t.email.c.stage.in_(stages))
-    if lane is not None:
-        query = query.where(t.email.c.lane == lane)
-    if account is not None:
-        query = query.where(t.email.c.account == account)
-    return _rows(connection, query, Mail)
+    """The newest mails first; ``after``: those that come after this one, which was the last of the page before.
+
+    Raises :class:`~sendonce.errors.ConfigurationError` when that one is gone.
+    """
+    e = t.email.c
+    query = select_mails().order_by(e.created_at.desc(), e.id.desc()).limit(limit)
+    conditions = (which or MailFilter()).conditions()
+    if after is not None:
+        last = connection.execute(select(e.created_at).where(e.id == after)).scalar()
+        if last is None:
+            raise ConfigurationError(f"--after {after}: there is no such mail any more; start from the first page")
+        conditions.append(tuple_(e.created_at, e.id) < tuple_(last, after))
+    return rows(connection, query.where(*conditions), Mail)
 
 
-def story(connection: Connection, account: str, key: str) -> Story | Forgotten:
-    """Everything about one mail. Raises :class:`~sendonce.errors.NoSuchEmail`."""
-    known = connection.execute(
-        select(t.email_key.c.email_id, t.email_key.c.created_at).where(
-            t.email_key.c.account == account, t.email_key.c.key == key
-        )
-    ).one_or_none()
-    if known is None:
-        raise NoSuchEmail(account, key)
-    found = _rows(connection, select(*_columns(t.email, Mail)).where(t.email.c.id == known.email_id), Mail)
-    if not found:
-        return Forgotten(known.email_id, key, account, known.created_at)
-    return _story(connection, found[0])
-
-
-def _story(connection: Connection, mail: Mail) -> Story:
-    more = connection.execute(
-        select(
-            t.email.c.send_after,
-            t.email.c.expires_at,
-            t.email.c.unknown_since,
-            t.email.c.cancel_requested_at,
-            t.email.c.generation,
-            t.email_content.c.message_id,
-            t.email_content.c.content["subject"].astext.label("subject"),
-            t.email_content.c.requested_by,
-        )
-        .outerjoin_from(t.email, t.email_content, t.email_content.c.email_id == t.email.c.id)
-        .where(t.email.c.id == mail.id)
-    ).one()
-
-    def of_mail(table: Any, row: type[_Row], *order: Any) -> list[_Row]:
-        query = select(*_columns(table, row)).where(table.c.email_id == mail.id).order_by(*order)
-        return _rows(connection, query, row)
-
-    return Story(
-        mail,
-        *more,
-        recipients=of_mail(t.recipient, RecipientRow, t.recipient.c.ordinal),
-        attempts=of_mail(t.attempt, AttemptRow, t.attempt.c.number),
-        transitions=of_mail(t.transition, TransitionRow, t.transition.c.id),
-        evidence=of_mail(t.evidence, EvidenceRow, t.evidence.c.id),
-        events=of_mail(t.event, EventRow, t.event.c.id),
-        alarms=_rows(connection, _alarms().where(t.alarm.c.email_id == mail.id).order_by(t.alarm.c.id), AlarmRow),
+def select_mails() -> Select[Any]:
+    """A query for :class:`Mail`."""
+    e = t.email.c
+    a, h, p = t.alarm.c, t.hold.c, t.account.c
+    # Whoever holds it back has raised an alarm that says why.
+    held = select(a.detail).where(a.email_id == e.id, a.kind == "held", a.closes.is_(None)).order_by(a.id.desc())
+    scopes = {"lane": e.lane, "template": e.template, "tenant": e.fairness_key, "account": e.account}
+    on_hold = select(func.string_agg(h.scope + " " + h.name, ", ")).where(
+        h.ended_at.is_(None), or_(*(and_(h.scope == scope, h.name == name) for scope, name in scopes.items()))
     )
-
-
-def open_alarms(connection: Connection, *, limit: int = 100) -> list[AlarmRow]:
-    """The alarms that nothing has ended yet, newest first."""
-    query = _alarms().where(~_closed()).order_by(t.alarm.c.id.desc()).limit(limit)
-    return _rows(connection, query, AlarmRow)
-
-
-def _closed() -> Any:
-    closing = t.alarm.alias("closing")
-    return select(closing.c.id).where(closing.c.closes == t.alarm.c.id).exists()
-
-
-def _alarms() -> Select[Any]:
-    a = t.alarm.c
-    closed = _closed().label("closed")
-    return (
-        select(a.id, a.at, a.kind, a.email_id, t.email.c.key, a.account, a.detail, a.delivered_at, closed)
-        .outerjoin_from(t.alarm, t.email, t.email.c.id == a.email_id)
-        .where(a.closes.is_(None))
+    # Under whichever settings it is. A mail that its account's fallback has taken over is no longer pending.
+    paused = select(func.string_agg(func.coalesce(p.pause_why, "a fault").distinct(), ", ")).where(
+        p.paused_at.is_not(None), p.name == e.account, p.from_domain.in_(["", e.from_domain])
     )
+    waits = case(
+        (e.stage.in_(_OPEN), func.nullif(func.concat_ws(
+            "; ",
+            case((e.held_since.is_not(None), held.limit(1).scalar_subquery())),
+            literal("on hold: ").concat(on_hold.scalar_subquery()),
+            case((e.stage == "pending",
+                  literal("account ").concat(e.account).concat(" is paused: ").concat(paused.scalar_subquery()))),
+        ), "")),
+    )  # fmt: skip
+    special = {
+        "tenant": e.fairness_key.label("tenant"),
+        "template": func.nullif(e.template, "").label("template"),
+        "waits_for": waits.label("waits_for"),
+    }
+    return select(*(special[c.name] if c.name in special else e[c.name] for c in fields(Mail)))
 
 
-def _columns(table: Any, row: type[Any]) -> list[Any]:
+def accounts_with(connection: Connection, key: str) -> list[str]:
+    """The accounts that know this key. The index leads with the account: one step for each account."""
+    return [account for account in accounts(connection) if _known(connection, account, key)]
+
+
+def _known(connection: Connection, account: str, key: str) -> bool:
+    k = t.email_key.c
+    return connection.execute(select(k.key).where(k.account == account, k.key == key)).first() is not None
+
+
+def accounts(connection: Connection) -> list[str]:
+    """The accounts that ever had a mail, each found by one step through the index of the keys."""
+    k = t.email_key.c
+    found: list[str] = []
+    while True:
+        query = select(k.account).order_by(k.account).limit(1)
+        name = connection.execute(query.where(k.account > found[-1]) if found else query).scalar()
+        if name is None:
+            return found
+        found.append(name)
+
+
+def columns(table: Any, row: type[Any]) -> list[Any]:
+    """The table's columns that this dataclass has as fields."""
     return [table.c[column.name] for column in fields(row)]
 
 
-def _rows(connection: Connection, query: Select[Any], row: type[_Row]) -> list[_Row]:
+def rows(connection: Connection, query: Select[Any], row: type[_Row]) -> list[_Row]:
+    """What the query finds, each as one of these."""
     return [row(*values) for values in connection.execute(query)]
+
+
+def count(connection: Connection, which: MailFilter) -> int:
+    """How many there are."""
+    query = select(func.count()).select_from(t.email).where(*which.conditions())
+    return int(connection.execute(query).scalar_one())
+
+
+def ids_of(connection: Connection, account: str, keys: Sequence[str]) -> dict[str, UUID]:
+    """The mails of these keys; one that is not known, or was emptied, is left out."""
+    e = t.email.c
+    k = t.email_key.c
+    query = select(k.key, e.id).join(t.email, e.id == k.email_id).where(k.account == account, k.key.in_(keys))
+    return {row.key: row.id for row in connection.execute(query)}

@@ -64,6 +64,8 @@ class Claimed:
     """Of the From address, in A-labels."""
     to_domains: tuple[str, ...] = ()
     """Of all the mail's recipients, each once."""
+    traceparent: str | None = None
+    """The span that enqueued it, as W3C Trace Context writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Wait:
     code: int = 0
     enhanced: str = ""
     attempts: int = 0
+    awaits: str = ""
+    """Of an unknown: ``replay`` under the provider's key, or the one ``resend`` of the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,8 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class BeginRefused:
-    """The fence: ``why`` is ``moved_on``, ``lapsed``, ``expired``, ``cancelled`` or ``pins_differ``."""
+    """The fence: ``why`` is ``moved_on``, ``lapsed``, ``expired``, ``cancelled``, ``superseded``, ``on_hold``,
+    ``pins_differ``, ``window_over``, ``pin_lost`` or ``halted``."""
 
     why: str
 
@@ -205,3 +210,5 @@ class Startable:
     """Of its recipients, where that matters."""
     route: str = ""
     """The account that it is likely to go by, where that matters."""
+    template: str = ""
+    """Its name, where that matters."""

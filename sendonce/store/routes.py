@@ -11,12 +11,13 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from sendonce.store import holds
 from sendonce.store.accounts import YIELD_SECONDS
 
 LIMITED = "ARRAY(SELECT jsonb_array_elements_text(%(limited)s::jsonb -> {account}))"
 """The destination domains that the account limits, as an array of texts."""
 
-ROUTE = """
+ROUTE = f"""
 -- The accounts that the row r may go by, in the order of preference.
 way AS MATERIALIZED (
     SELECT 0 AS n, coalesce((
@@ -26,6 +27,7 @@ way AS MATERIALIZED (
     UNION ALL
     SELECT 1, %(fallbacks)s::jsonb ->> r.account FROM r
     WHERE NOT (r.generation_open AND r.mode <> 'resend') AND %(fallbacks)s::jsonb ->> r.account IS NOT NULL
+        AND NOT {holds.account_on_hold("%(fallbacks)s::jsonb ->> r.account")}
 ),
 -- Each with the pause that concerns the row; one of the whole account goes before one of the From domain.
 ways AS MATERIALIZED (

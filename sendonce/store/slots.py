@@ -37,11 +37,15 @@ UPDATE sendonce.rate r SET version = r.version + 1, state = n.state FROM new n
 WHERE r.account = n.account AND (SELECT count(*) FROM same) = cardinality(%(names)s::text[])
 """
 
+# A row that somebody else holds locked is passed over: its claim takes a slot of its own.
 _MARK = """
+WITH given AS (SELECT * FROM unnest(%(ids)s::uuid[], %(delays)s::float8[]) s (id, delay)),
+mine AS (
+    SELECT id FROM sendonce.email WHERE id = ANY (%(ids)s::uuid[]) AND stage = 'pending' FOR UPDATE SKIP LOCKED
+)
 UPDATE sendonce.email e SET slot_account = %(account)s,
-    slot_until = sendonce.clock() + (s.delay + %(void)s) * interval '1 second'
-FROM unnest(%(ids)s::uuid[], %(delays)s::float8[]) s (id, delay)
-WHERE e.id = s.id AND e.stage = 'pending'
+    slot_until = sendonce.clock() + (given.delay + %(void)s) * interval '1 second'
+FROM mine, given WHERE e.id = mine.id AND given.id = mine.id
 """
 
 

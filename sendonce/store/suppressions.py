@@ -13,6 +13,7 @@ from psycopg.rows import class_row
 from sendonce.policy import LanePolicy
 from sendonce.stages import RecipientStage, Stage
 from sendonce.store.conclude import conclude
+from sendonce.store.digests import digest_of
 from sendonce.store.mail import load
 from sendonce.store.records import NoSuchRow, Standing
 
@@ -28,7 +29,8 @@ class Suppression:
 
     account: str
     mailbox: str
-    """In lower case throughout: whoever answers to one spelling is left alone under all."""
+    """In lower case throughout: whoever answers to one spelling is left alone under all. Of an erased person:
+    the digest of that."""
     reason: str
     source: str
     email_id: UUID | None
@@ -38,9 +40,9 @@ class Suppression:
     at: datetime
 
 
-_LISTED = """
+_LISTED = f"""
 SELECT p.ordinal FROM sendonce.recipient p JOIN sendonce.suppression s
-    ON s.account = %(account)s AND s.mailbox = lower(p.mailbox)
+    ON s.account = %(account)s AND s.mailbox IN (lower(p.mailbox), {digest_of("p.mailbox")})
 WHERE p.email_id = %(id)s AND p.ordinal = ANY (%(open)s)
 """
 
@@ -95,8 +97,20 @@ async def add(
     """Put an address on the account's list; False when it is there already. An entry keeps its first reason."""
     cursor = await conn.execute(
         "INSERT INTO sendonce.suppression (account, mailbox, reason, source, email_id, actor, note)"
-        " VALUES (%s, lower(%s), %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
-        [account, mailbox, reason, source, email_id, actor, note],
+        " SELECT %(account)s, lower(%(mailbox)s), %(reason)s, %(source)s, %(email_id)s, %(actor)s, %(note)s"
+        # An erased address goes on being suppressed by its digest, and is not to come back by way of a late bounce.
+        " WHERE NOT EXISTS (SELECT FROM sendonce.suppression s"
+        "   WHERE s.account = %(account)s AND s.mailbox = sendonce.mailbox_digest(%(mailbox)s))"
+        " ON CONFLICT DO NOTHING",
+        {
+            "account": account,
+            "mailbox": mailbox,
+            "reason": reason,
+            "source": source,
+            "email_id": email_id,
+            "actor": actor,
+            "note": note,
+        },
     )
     return cursor.rowcount == 1
 
@@ -104,9 +118,11 @@ async def add(
 async def remove(conn: AsyncConnection[Any], account: str, mailbox: str) -> bool:
     """Take an address off the list; False when it was not on it. Mail that failed for it can be requeued."""
     cursor = await conn.execute(
-        "DELETE FROM sendonce.suppression WHERE account = %s AND mailbox = lower(%s)", [account, mailbox]
+        "DELETE FROM sendonce.suppression"
+        " WHERE account = %(account)s AND mailbox IN (lower(%(mailbox)s), sendonce.mailbox_digest(%(mailbox)s))",
+        {"account": account, "mailbox": mailbox},
     )
-    return cursor.rowcount == 1
+    return cursor.rowcount > 0
 
 
 async def entries(
@@ -116,8 +132,9 @@ async def entries(
     async with conn.cursor(row_factory=class_row(Suppression)) as cur:
         await cur.execute(
             "SELECT account, mailbox, reason, source, email_id, actor, note, at FROM sendonce.suppression"
-            " WHERE account = coalesce(%s::text, account) AND mailbox = coalesce(lower(%s::text), mailbox)"
-            " ORDER BY at DESC, mailbox LIMIT %s",
-            [account, mailbox, limit],
+            " WHERE account = coalesce(%(account)s::text, account) AND (%(mailbox)s::text IS NULL"
+            "   OR mailbox IN (lower(%(mailbox)s), sendonce.mailbox_digest(%(mailbox)s)))"
+            " ORDER BY at DESC, mailbox LIMIT %(limit)s",
+            {"account": account, "mailbox": mailbox, "limit": limit},
         )
         return await cur.fetchall()

@@ -1,11 +1,11 @@
-"""What every worker looks after, whoever's mail it is: silent offers, overdue alarms, unknowns to close, heartbeats.
+"""What every worker looks after, whoever's mail it is: silent offers, overdue alarms, unknowns to close.
 
 Each row is its own short transaction under SKIP LOCKED, so that many workers share the work without waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -95,7 +95,7 @@ async def raise_due_alarms(conn: AsyncConnection[Any], limit: int = 200) -> int:
     async with conn.transaction(), conn.cursor(row_factory=dict_row) as cur:
         rows = await (await cur.execute(_ALARMS, [limit])).fetchall()
         for row in rows:
-            await alarms.raise_once(conn, "unknown", row, "offered and unanswered: its process went silent")
+            await alarms.raise_once(conn, "unknown", row, "offered and unanswered")
     return len(rows)
 
 
@@ -174,13 +174,13 @@ SELECT e.id, e.lane FROM sendonce.email e
 WHERE e.stage = 'pending' AND e.started_at IS NULL AND e.expires_at <= sendonce.clock()
 ORDER BY e.expires_at LIMIT 1 FOR UPDATE OF e SKIP LOCKED
 """
-# Started, and no worker is there to go on with it: there are few lanes like that, and their mail is read through.
+# Started, and no worker is there to go on with it. In this order, only what has expired is looked at.
 _EXPIRED_UNSERVED = f"""
 WITH RECURSIVE {_WAITING}
 SELECT e.id, e.lane FROM sendonce.email e
 WHERE e.stage = 'pending' AND e.started_at IS NOT NULL AND e.expires_at <= sendonce.clock()
     AND e.lane = ANY (ARRAY(SELECT l.lane FROM waiting l WHERE NOT EXISTS {_WORKED}))
-LIMIT 1 FOR UPDATE OF e SKIP LOCKED
+ORDER BY e.expires_at LIMIT 1 FOR UPDATE OF e SKIP LOCKED
 """
 
 
@@ -199,17 +199,6 @@ async def expire_unstarted(
             await reconsider(conn, row["id"], lane=lane_of(lanes, row["lane"]), cause="expired", actor=actor)
         done += 1
     return done
-
-
-async def beat(conn: AsyncConnection[Any], process_id: str, kind: str, lanes: Sequence[str]) -> None:
-    """Say that this process is alive and serves ``lanes``; forget those that have not said so for a day."""
-    await conn.execute("DELETE FROM sendonce.process WHERE beat_at < sendonce.clock() - interval '1 day'")
-    await conn.execute(
-        "INSERT INTO sendonce.process (id, kind, lanes, started_at, beat_at)"
-        " VALUES (%s, %s, %s, sendonce.clock(), sendonce.clock())"
-        " ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at, lanes = excluded.lanes",
-        [process_id, kind, list(lanes)],
-    )
 
 
 async def alarm(conn: AsyncConnection[Any], email_id: UUID, kind: str, detail: str) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Double,
     ForeignKey,
     Identity,
     Index,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    func,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
@@ -44,6 +46,8 @@ _CLOCK = text("sendonce.clock()")
 _NO = text("false")
 _ZERO = text("0")
 _EMPTY = text("''")
+_RANDOM = "sha256((uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())))"
+_BLOCK = f"({_RANDOM} || {_RANDOM})"
 
 
 def _serial() -> Column[int]:
@@ -63,10 +67,13 @@ installation = Table(
         "secrets",
         ARRAY(LargeBinary),
         nullable=False,
-        server_default=text("ARRAY[sha256((uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())))]"),
+        server_default=text(f"ARRAY[{_RANDOM}]"),
     ),
     CheckConstraint("cardinality(secrets) > 0", name="secrets"),
+    Column("mailbox_keys", ARRAY(LargeBinary), nullable=False, server_default=text(f"ARRAY[{_BLOCK}, {_BLOCK}]")),
+    CheckConstraint("cardinality(mailbox_keys) = 2", name="mailbox_keys"),
     Column("notify", Boolean, nullable=False, server_default=text("true")),
+    Column("oldest_revision", Text, nullable=False, server_default=text("'0001'")),
     Column("created_at", _INSTANT, nullable=False, server_default=text("clock_timestamp()")),
 )
 
@@ -126,14 +133,19 @@ email = Table(
     Column("seen_at", _INSTANT),
     Column("starts", Integer, nullable=False, server_default=_ZERO),
     Column("fairness_key", Text, nullable=False, server_default=text("''")),
+    Column("has_topic", Boolean, nullable=False, server_default=_NO),
+    Column("watched", Boolean, nullable=False, server_default=_NO),
     Column("slot_account", Text),
     Column("slot_until", _INSTANT),
     Column("cancel_requested_at", _INSTANT),
+    Column("superseded_by", Text),
     Column("held_why", Text),
     Column("held_since", _INSTANT),
     Column("final_at", _INSTANT),
     Column("last_code", Integer),
     Column("last_enhanced", Text),
+    Column("template", Text, nullable=False, server_default=_EMPTY),
+    Column("content_erased_at", _INSTANT),
     CheckConstraint(
         "stage IN ('pending', 'claimed', 'transmitting', 'unknown', 'sent', 'failed', 'dead', 'expired', 'cancelled')",
         name="stage",
@@ -158,19 +170,34 @@ Index(
 Index(
     "ix_email_expiring",
     email.c.expires_at,
-    postgresql_where=text("stage = 'pending' AND started_at IS NULL AND expires_at IS NOT NULL"),
+    postgresql_where=text("stage = 'pending' AND expires_at IS NOT NULL"),
 )
 Index(
     "ix_email_waiting",
     email.c.lane,
     email.c.next_attempt_at,
     email.c.id,
+    postgresql_include=["account", "stage"],
     postgresql_where=text("stage IN ('pending', 'unknown') AND started_at IS NOT NULL"),
 )
-Index("ix_email_held", email.c.lane, email.c.id, postgresql_where=text("stage IN ('claimed', 'transmitting')"))
+Index(
+    "ix_email_held",
+    email.c.lane,
+    email.c.id,
+    postgresql_include=["account", "stage"],
+    postgresql_where=text("stage IN ('claimed', 'transmitting')"),
+)
 Index("ix_email_close", email.c.close_at, postgresql_where=text("stage = 'unknown'"))
 Index("ix_email_look_up", email.c.account, email.c.look_up_at, postgresql_where=text("stage = 'unknown'"))
 Index("ix_email_alarm", email.c.alarm_at, postgresql_where=text("alarm_at IS NOT NULL"))
+Index(
+    "ix_email_content_kept",
+    email.c.lane,
+    email.c.template,
+    email.c.final_at,
+    postgresql_where=text("final_at IS NOT NULL AND content_erased_at IS NULL"),
+)
+Index("ix_email_final", email.c.final_at, email.c.id, postgresql_where=text("final_at IS NOT NULL"))
 Index("ix_email_created", email.c.created_at, email.c.id)
 Index("ix_email_stage", email.c.stage, email.c.created_at, email.c.id, postgresql_where=text("stage <> 'sent'"))
 
@@ -181,6 +208,7 @@ email_content = Table(
     Column("message_id", Text, nullable=False),
     Column("content", JSONB, nullable=False),
     Column("requested_by", Text),
+    Column("traceparent", Text),
 )
 
 attachment = Table(
@@ -218,8 +246,8 @@ recipient = Table(
         "delivery IN ('accepted', 'delayed', 'soft_bounced', 'delivered', 'dropped', 'bounced', 'complained')",
         name="delivery",
     ),
-    Index("ix_recipient_mailbox", "mailbox"),
 )
+Index("ix_recipient_mailbox", func.lower(recipient.c.mailbox))
 Index("ix_recipient_provider", recipient.c.provider_id, postgresql_where=text("provider_id IS NOT NULL"))
 
 pinned = Table(
@@ -311,11 +339,10 @@ alarm = Table(
     Column("account", Text),
     Column("detail", Text, nullable=False, server_default=_EMPTY),
     Column("closes", BigInteger, ForeignKey("sendonce.alarm.id", name="fk_alarm_closes")),
-    Column("delivered_at", _INSTANT),
 )
-Index("ix_alarm_undelivered", alarm.c.id, postgresql_where=text("delivered_at IS NULL"))
 Index("ix_alarm_email", alarm.c.email_id, alarm.c.kind)
 Index("ix_alarm_unserved", alarm.c.id, postgresql_where=text("kind = 'unserved'"))
+Index("ix_alarm_paused", alarm.c.account, postgresql_where=text("kind = 'account_paused' AND closes IS NULL"))
 Index("ix_alarm_closes", alarm.c.closes, postgresql_where=text("closes IS NOT NULL"))
 
 account = Table(
@@ -390,6 +417,115 @@ Index(
     postgresql_where=text("handed_at IS NULL AND proven AND email_id IS NOT NULL"),
 )
 
+operator_action = Table(
+    "operator_action",
+    metadata,
+    _of_email(primary_key=True),
+    Column("action_id", Text, primary_key=True),
+    Column("action", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("stage", Text, nullable=False),
+    Column("at", _INSTANT, nullable=False, server_default=_CLOCK),
+)
+
+hold = Table(
+    "hold",
+    metadata,
+    _serial(),
+    Column("scope", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("since", _INSTANT, nullable=False, server_default=_CLOCK),
+    Column("actor", Text, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("ended_at", _INSTANT),
+    Column("ended_by", Text),
+    CheckConstraint("scope IN ('lane', 'template', 'tenant', 'account')", name="scope"),
+    CheckConstraint("name <> ''", name="name"),
+)
+Index("ix_hold_standing", hold.c.scope, hold.c.name, unique=True, postgresql_where=text("ended_at IS NULL"))
+
+sent_again = Table(
+    "sent_again",
+    metadata,
+    _of_email(primary_key=True),
+    Column("of_email", UUID, nullable=False),
+    Column("at", _INSTANT, nullable=False, server_default=_CLOCK),
+    Column("actor", Text, nullable=False),
+)
+Index("ix_sent_again_of", sent_again.c.of_email)
+
+reveal = Table(
+    "reveal",
+    metadata,
+    _serial(),
+    Column("at", _INSTANT, nullable=False, server_default=_CLOCK),
+    Column("actor", Text, nullable=False),
+    Column("command", Text, nullable=False),
+    Column("email_id", UUID),
+    Column("account", Text),
+    Column("key", Text),
+)
+Index("ix_reveal_email", reveal.c.email_id, postgresql_where=text("email_id IS NOT NULL"))
+
+acknowledgement = Table(
+    "acknowledgement",
+    metadata,
+    Column(
+        "alarm_id",
+        BigInteger,
+        ForeignKey("sendonce.alarm.id", name="fk_acknowledgement_alarm", ondelete="CASCADE"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    Column("at", _INSTANT, nullable=False, server_default=_CLOCK),
+    Column("actor", Text, nullable=False),
+    Column("note", Text),
+)
+
+topic = Table(
+    "topic",
+    metadata,
+    _of_email(primary_key=True),
+    Column("account", Text, nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("number", BigInteger, Identity(always=True), nullable=False),
+    Column("looked", Boolean, nullable=False),
+    Index("ix_topic_order", "account", "topic", "number"),
+    Index("ix_topic_unlooked", "number", postgresql_where=text("NOT looked")),
+)
+
+final_watch = Table(
+    "final_watch",
+    metadata,
+    _of_email(primary_key=True),
+    Column("workflow_id", Text, primary_key=True),
+    Column("signal", Text, primary_key=True),
+)
+
+final = Table(
+    "final",
+    metadata,
+    _serial(),
+    _of_email(),
+    Column("workflow_id", Text, nullable=False),
+    Column("signal", Text, nullable=False),
+    Column("stage", Text, nullable=False),
+    Column("partial", Boolean, nullable=False),
+    Column("maybe_accepted", Boolean, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("code", Integer),
+    Column("enhanced", Text),
+    Column("superseded_by", Text),
+    Column("at", _INSTANT, nullable=False),
+    Column("handed_at", _INSTANT),
+    Column("tries", Integer, nullable=False, server_default=_ZERO),
+    Column("try_at", _INSTANT, nullable=False),
+    Index("ix_final_email", "email_id", "id"),
+    Index("ix_final_unhanded", text("(id + 0)"), postgresql_where=text("handed_at IS NULL AND workflow_id = ''")),
+    Index("ix_final_untold", "try_at", postgresql_where=text("handed_at IS NULL AND workflow_id <> ''")),
+)
+
 wake = Table(
     "wake",
     metadata,
@@ -405,4 +541,124 @@ process = Table(
     Column("lanes", ARRAY(Text), nullable=False),
     Column("started_at", _INSTANT, nullable=False),
     Column("beat_at", _INSTANT, nullable=False),
+    Column("replaces", Text),
+)
+
+process_loop = Table(
+    "process_loop",
+    metadata,
+    Column(
+        "process_id",
+        Text,
+        ForeignKey("sendonce.process.id", name="fk_process_loop_process", ondelete="CASCADE"),
+        primary_key=True,
+    ),
+    Column("name", Text, primary_key=True),
+    Column("beat_at", _INSTANT, nullable=False),
+    Column("patience", Double, nullable=False),
+)
+
+alarm_state = Table(
+    "alarm_state",
+    metadata,
+    Column(
+        "alarm_id",
+        BigInteger,
+        ForeignKey("sendonce.alarm.id", name="fk_alarm_state_alarm", ondelete="CASCADE"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    Column("kind", Text, nullable=False),
+    Column("open", Boolean, nullable=False),
+    Column("taken_at", _INSTANT),
+)
+Index("ix_alarm_state_new", alarm_state.c.alarm_id, postgresql_where=text("taken_at IS NULL"))
+Index("ix_alarm_state_open", alarm_state.c.kind, postgresql_where=text("open"))
+
+alarm_notice = Table(
+    "alarm_notice",
+    metadata,
+    Column("sink", Text, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("account", Text, primary_key=True, server_default=_EMPTY),
+    Column("ended", Boolean, primary_key=True),
+    Column("waiting", BigInteger, nullable=False, server_default=_ZERO),
+    Column("examples", ARRAY(BigInteger), nullable=False, server_default=text("'{}'")),
+    Column("first_at", _INSTANT, nullable=False),
+    Column("last_at", _INSTANT, nullable=False),
+    Column("told", Integer, nullable=False, server_default=_ZERO),
+    Column("due_at", _INSTANT, nullable=False),
+    Column("failures", Integer, nullable=False, server_default=_ZERO),
+    Column("lease", UUID),
+    Column("lease_until", _INSTANT),
+)
+Index("ix_alarm_notice_due", alarm_notice.c.sink, alarm_notice.c.due_at, postgresql_where=text("waiting > 0"))
+
+alarm_condition = Table(
+    "alarm_condition",
+    metadata,
+    Column("kind", Text, primary_key=True),
+    Column("about", Text, primary_key=True),
+    Column("alarm_id", BigInteger),
+    Column("since", _INSTANT, nullable=False, server_default=_CLOCK),
+)
+
+gauge = Table(
+    "gauge",
+    metadata,
+    Column("one", Boolean, CheckConstraint("one", name="one"), primary_key=True, server_default=text("true")),
+    Column("at", _INSTANT, nullable=False, server_default=text("'-infinity'")),
+    Column("sample", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("history", JSONB, nullable=False, server_default=text("'[]'")),
+)
+
+erasure = Table(
+    "erasure",
+    metadata,
+    _serial(),
+    Column("digest", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("because", Text),
+    Column("withdraw", Boolean, nullable=False),
+    Column("asked_at", _INSTANT, nullable=False, server_default=_CLOCK),
+    Column("searched_at", _INSTANT),
+    Column("finished_at", _INSTANT),
+    Column("done", JSONB, nullable=False, server_default=text("'{}'")),
+    Index("ix_erasure_digest", "digest"),
+)
+
+erasure_mail = Table(
+    "erasure_mail",
+    metadata,
+    _of_email(primary_key=True),
+    Column(
+        "erasure_id",
+        BigInteger,
+        ForeignKey("sendonce.erasure.id", name="fk_erasure_mail_erasure", ondelete="CASCADE"),
+        primary_key=True,
+    ),
+    Column("ordinals", ARRAY(Integer), nullable=False),
+)
+
+key_walk = Table(
+    "key_walk",
+    metadata,
+    Column("one", Boolean, CheckConstraint("one", name="one"), primary_key=True, server_default=text("true")),
+    Column("account", Text, nullable=False, server_default=_EMPTY),
+    Column("key", Text, nullable=False, server_default=_EMPTY),
+)
+
+continuity = Table(
+    "continuity",
+    metadata,
+    Column("one", Boolean, CheckConstraint("one", name="one"), primary_key=True, server_default=text("true")),
+    Column("system_id", Text),
+    Column("timeline", Integer),
+    Column("database_oid", BigInteger),
+    Column("epoch", Integer, nullable=False, server_default=_ZERO),
+    Column("seen_at", _INSTANT),
+    Column("halted_at", _INSTANT),
+    Column("halted_why", Text),
+    Column("allowed_at", _INSTANT),
+    Column("allowed_by", Text),
 )

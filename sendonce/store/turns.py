@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from psycopg import AsyncConnection
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
+from sendonce.store import holds
+from sendonce.store.pool import LAZILY
 from sendonce.store.records import Startable
 
 AHEAD_SECONDS = 60.0
@@ -23,14 +26,19 @@ ROWS = 80
 LOOKED_AT = 2000
 """How many mails of one turn are looked at for one that may be started."""
 
+LOOKED_AT_WITH_HOLDS = 100_000
+"""The same while a template is on hold: whoever stops one newsletter wants the other mail to go on."""
+
 KEYS = 40
 """How many turns one statement looks at, those of all accounts together; two of each account at least."""
 
 # What may not be started: paused for these settings, and so is the fallback, until a probe is due. from_domain '': all
 # mail of the account.
-PAUSED = """
+PAUSED = f"""
+{holds.STANDING},
 pauses AS MATERIALIZED (
-    SELECT a.name, a.from_domain, s.fallback,
+    SELECT a.name, a.from_domain,
+        CASE WHEN {holds.named("s.fallback", "accounts")} THEN NULL ELSE s.fallback END AS fallback,
         coalesce(a.probe_at <= c.now AND coalesce(a.probe_until <= c.now, true), false) AS probe_due
     FROM sendonce.account a
         JOIN unnest(%(accounts)s::text[], %(digests)s::text[], %(fallbacks)s::text[]) s (name, digest, fallback)
@@ -65,7 +73,8 @@ WITH RECURSIVE c AS MATERIALIZED (SELECT sendonce.clock() AS now),
 -- The accounts that have unstarted rows in the lane, each found by one step through the index.
 accounts (account) AS (
     (SELECT e.account FROM sendonce.email e
-     WHERE e.lane = %(lane)s AND e.stage = 'pending' AND e.started_at IS NULL ORDER BY e.account LIMIT 1)
+     WHERE e.lane = %(lane)s AND e.stage = 'pending' AND e.started_at IS NULL
+        AND NOT {holds.named("%(lane)s", "lanes")} ORDER BY e.account LIMIT 1)
     UNION ALL
     SELECT (SELECT e.account FROM sendonce.email e
             WHERE e.lane = %(lane)s AND e.stage = 'pending' AND e.started_at IS NULL AND e.account > a.account
@@ -84,6 +93,7 @@ going AS MATERIALIZED (
         AND e.next_attempt_at <= c.now + %(ahead)s * interval '1 second'
         AND (e.next_attempt_at <= c.now OR e.claims = 0)
         AND greatest(e.started_at, e.seen_at) > c.now - interval '60 seconds' AND NOT {DOMAIN_PAUSED}
+        AND NOT ({holds.HELD})
 ),
 -- Every worker process that serves the lane brings places of its own.
 workers AS MATERIALIZED (
@@ -113,6 +123,7 @@ room AS MATERIALIZED (
         LEFT JOIN paused p ON p.name = a.account AND p.from_domain = ''
         LEFT JOIN pauses own ON own.name = a.account AND own.from_domain = ''
     WHERE a.account IS NOT NULL AND a.account <> ALL (%(full)s::text[])
+        AND NOT {holds.named("a.account", "accounts")}
 ),
 -- The more accounts, the less is looked at of each.
 open AS MATERIALIZED (
@@ -140,16 +151,20 @@ found AS MATERIALIZED (
         row_number() OVER (PARTITION BY t.account, t.n ORDER BY x.next_attempt_at, x.id) AS round
     FROM turn t JOIN open r ON r.account = t.account, LATERAL (
         SELECT y.* FROM (
-            SELECT e.id, e.to_domains, e.next_attempt_at, e.from_domain, e.held_why FROM sendonce.email e
+            SELECT e.id, e.to_domains, e.next_attempt_at, e.from_domain, e.held_why, e.template
+            FROM sendonce.email e
             WHERE e.lane = %(lane)s AND e.account = t.account AND e.fairness_key = t.key
                 AND e.stage = 'pending' AND e.started_at IS NULL
                 AND e.next_attempt_at <= (SELECT now FROM c) + r.ahead * interval '1 second'
-            ORDER BY e.next_attempt_at, e.id LIMIT {LOOKED_AT}
+            ORDER BY e.next_attempt_at, e.id
+            LIMIT CASE WHEN (SELECT templates = '{{}}' FROM held) THEN {LOOKED_AT} ELSE {LOOKED_AT_WITH_HOLDS} END
         ) y
         WHERE y.held_why IS NULL AND y.from_domain <> ALL (r.shut) AND NOT y.to_domains && r.full_domains
+            AND y.id <> ALL (%(locked)s::uuid[])
+            AND NOT {holds.named("y.template", "templates")}
         ORDER BY y.next_attempt_at, y.id LIMIT greatest(1, {ROWS} / (SELECT count(*) FROM turn))
     ) x
-    WHERE t.n > 0
+    WHERE t.n > 0 AND NOT {holds.named("t.key", "tenants")}
 ),
 chosen AS MATERIALIZED (
     SELECT p.*, row_number() OVER (ORDER BY p.round, p.n, p.next_attempt_at, p.id) AS rank FROM (
@@ -174,9 +189,10 @@ free AS MATERIALIZED (
 ),
 stamped AS (
     UPDATE sendonce.email e SET started_at = c.now FROM free, c WHERE e.id = free.id
-    RETURNING e.id, e.key, e.lane, e.fairness_key, e.to_domains
+    RETURNING e.id, e.key, e.lane, e.fairness_key, e.to_domains, e.template
 )
-SELECT l.account, r.route, l.last_key, l.looked, r.keys, s.id AS email_id, s.key, s.lane, s.fairness_key, s.to_domains
+SELECT l.account, r.route, l.last_key, l.looked, r.keys, s.id AS email_id, s.key, s.lane, s.fairness_key, s.to_domains,
+    s.template, ARRAY(SELECT h.id FROM chosen h WHERE h.id NOT IN (SELECT id FROM free)) AS locked
 FROM (SELECT account, max(n) AS looked, (array_agg(key ORDER BY n DESC))[1] AS last_key FROM turn GROUP BY account) l
     JOIN open r ON r.account = l.account
     LEFT JOIN (stamped s JOIN chosen h ON h.id = s.id) ON h.account = l.account
@@ -184,11 +200,12 @@ ORDER BY h.rank
 """
 
 
-IN_ORDER = """
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+IN_ORDER = f"""
+SELECT {LAZILY}, set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
     set_config('enable_sort', 'off', true), set_config('jit', 'off', true)
 """
-"""The planner does not know how soon a limit is reached, and would sort a whole backlog before it reads it in order."""
+"""The planner does not know how soon a limit is reached, and would sort a whole backlog before it reads it in order.
+Nobody waits for the disk: a stamp that a crash takes back is made again, and "already started" proves nothing."""
 
 
 class Turns(list[Startable]):
@@ -200,6 +217,8 @@ class Turns(list[Startable]):
         """By account, the last fairness key that was looked at."""
         self.all_keys = True
         """Every account was looked through; else there may be more behind."""
+        self.locked: list[UUID] = []
+        """Those whose turn it was, and that somebody else holds locked, or has just started."""
 
 
 async def unstarted(
@@ -215,17 +234,19 @@ async def unstarted(
     caps: Mapping[str, int] | None = None,
     turns: Mapping[str, str] | None = None,
     domains_full: Mapping[str, Sequence[str]] | None = None,
+    locked: Sequence[UUID] = (),
 ) -> Turns:
     """Stamp and return rows that were never started and are due within :data:`AHEAD_SECONDS`.
 
     Those of an account take turns by their fairness keys, the oldest first of each; ``turns`` says, by account, whose
-    was the last. Mail that may not be started, because of a pause or a full destination, is passed over so long as
-    there is other mail among the first :data:`LOOKED_AT` of its key.
+    was the last. Mail that may not be started, because of a pause, a hold or a full destination, is passed over so long
+    as there is other mail among the first :data:`LOOKED_AT` of its key.
 
     At most ``ceiling`` mails per account of this lane, for each worker process that serves it, are in flight or started
     and due, and at most ``at_once`` of them to a destination; an account in ``accounts_full`` gets none, and one in
     ``caps`` no more than that at this call. A paused account starts one, its probe, when that is due, unless its
-    fallback is open. Accounts in ``paced`` start what is due only.
+    fallback is open. Accounts in ``paced`` start what is due only. Mails in ``locked`` are passed over: those that a
+    look of a moment ago named so (:attr:`Turns.locked`) would be in front of the others again.
     """
     params = {
         "lane": lane,
@@ -238,6 +259,7 @@ async def unstarted(
         "caps": Jsonb(dict(caps or {})),
         "turns": Jsonb(dict(turns or {})),
         "domains_full": Jsonb({account: list(domains) for account, domains in (domains_full or {}).items()}),
+        "locked": list(locked),
         **settings,
     }
     found = Turns()
@@ -246,7 +268,7 @@ async def unstarted(
             await conn.execute(IN_ORDER)
             await cur.execute(_UNSTARTED, params)
         for row in await cur.fetchall():
-            account = row["account"]
+            account, found.locked = row["account"], row["locked"]
             if row["looked"]:
                 found.last_keys[account] = row["last_key"]
                 found.all_keys = found.all_keys and row["looked"] < row["keys"]
@@ -260,6 +282,7 @@ async def unstarted(
                         fairness_key=row["fairness_key"],
                         to_domains=row["to_domains"],
                         route=row["route"],
+                        template=row["template"] or "",
                     )
                 )
     return found

@@ -25,11 +25,21 @@ WHERE e.started_at IS NOT NULL ORDER BY e.id
 """
 
 
+# Of an older wish the row is taken over: it may be fulfilled before the caller commits, with nothing to be seen yet.
+_ASK = """
+INSERT INTO sendonce.wake (email_id) SELECT DISTINCT unnest(%s::uuid[]) ORDER BY 1
+ON CONFLICT (email_id) DO UPDATE SET at = excluded.at
+"""
+
+
 async def ask(conn: AsyncConnection[Any], email_ids: Sequence[UUID]) -> None:
     """Have these mails' workflows woken soon after the caller's transaction commits."""
-    await conn.execute(
-        "INSERT INTO sendonce.wake (email_id) SELECT unnest(%s::uuid[]) ON CONFLICT DO NOTHING", [list(email_ids)]
-    )
+    await conn.execute(_ASK, [list(email_ids)])
+
+
+async def forget(conn: AsyncConnection[Any], email_id: UUID) -> None:
+    """The mail's workflow is awake, and asks the store anyway."""
+    await conn.execute("DELETE FROM sendonce.wake WHERE email_id = %s", [email_id])
 
 
 async def take(conn: AsyncConnection[Any], limit: int = 100) -> list[Startable]:

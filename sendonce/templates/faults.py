@@ -54,7 +54,10 @@ def _why(error: Exception, source: str) -> str:
             return f"{kind}: {error.message}"  # made of the template alone
         case Limit() | NoText():
             return str(error)
-        case UndefinedError() | SecurityError():
+        case UndefinedError():
+            said = _named(kind, error.message or "", source)
+            return said if said == kind else f"{said} is not given"
+        case SecurityError():
             return _named(kind, error.message or "", source)
         case TemplateNotFound():
             return _named(kind, str(error.name or ""), source)

@@ -58,7 +58,13 @@ class Files:
 
     def __init__(self, folder: Path, default_locale: str | None) -> None:
         self.folder = folder.absolute()
-        if not self.folder.is_dir():
+        try:
+            there = self.folder.is_dir()
+        except OSError as error:
+            raise ConfigurationError(
+                f"the folder of templates cannot be read: {error.strerror}; name another"
+            ) from None
+        if not there:
             raise ConfigurationError(f"the folder of templates is not there: {folder}; make it, or name another")
         self._default = None if default_locale is None else normal_locale(default_locale)
         if default_locale is not None and self._default is None:

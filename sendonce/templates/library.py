@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sendonce.errors import InvalidEmail, TemplateFault
 from sendonce.message import CONTENT_LIMIT, Address, OutgoingEmail
+from sendonce.template import Template, known
 from sendonce.templates.faults import fault_of
 from sendonce.templates.files import HTML, META, SUBJECT, TEXT, Files, normal_locale
 from sendonce.templates.html import as_text, inlined
@@ -107,14 +108,22 @@ class Templates:
         )
 
     def email(
-        self, name: str, *, key: str, to: AddressList, parameters: Mapping[str, Any] | None = None, **others: Any
+        self,
+        name: str | Template,
+        *,
+        key: str,
+        to: AddressList,
+        parameters: Mapping[str, Any] | None = None,
+        **others: Any,
     ) -> OutgoingEmail:
-        """A mail by this template. ``sender``, ``lane`` and ``headers`` come from ``meta.toml`` unless given; the
-        other arguments are those of :class:`~sendonce.message.OutgoingEmail`. Nothing is rendered yet.
+        """A mail by this template: its name, or its class filled in. ``sender``, ``lane`` and ``headers`` come from
+        ``meta.toml`` unless given; the other arguments are those of :class:`~sendonce.message.OutgoingEmail`. Nothing
+        is rendered yet.
 
         Raises :class:`~sendonce.errors.TemplateFault` for a template that is missing or whose ``meta.toml`` is
         broken, and :class:`~sendonce.errors.InvalidEmail`.
         """
+        template, name = name, name.template_name if isinstance(name, Template) else name
         tag = self._locale(name, others.get("locale"))
         self._files.check_name(name, (SUBJECT, TEXT, HTML), tag)
         meta = self._meta(name, tag)
@@ -125,15 +134,26 @@ class Templates:
         if others.get("lane") is None and meta.lane:
             others["lane"] = meta.lane
         others["headers"] = _merged(meta.headers, others.get("headers") or {})
-        return OutgoingEmail(key=key, to=to, template=name, parameters=parameters, **others)
+        return OutgoingEmail(key=key, to=to, template=template, parameters=parameters, **others)
 
     def sample(self, name: str, locale: str | None = None) -> dict[str, Any]:
-        """The sample parameters for a locale. Raises :class:`~sendonce.errors.TemplateFault` if there are none."""
+        """The sample parameters for a locale: from a file, else from the template's class, if one was defined.
+
+        Raises :class:`~sendonce.errors.TemplateFault` if there are none, or if the class does not take those of the
+        file.
+        """
         self._files.check_name(name)
+        typed = known().get(name)
         found = self._files.sample(name, self._locale(name, locale))
-        if found is None:
-            raise TemplateFault(name, name, 0, "there is no sample: write sample.json with every parameter")
-        return found
+        if typed is None:
+            if found is None:
+                raise TemplateFault(name, name, 0, "there is no sample: write sample.json with every parameter")
+            return found
+        try:
+            return (typed.sample() if found is None else typed.from_sample(found)).parameters()
+        except InvalidEmail as error:
+            why = error.reason.removeprefix(f"template {name!r}: ")
+        raise TemplateFault(name, name, 0, f"sample for class {typed.__name__}: {why}")
 
     def check(self) -> list[TemplateFault]:
         """Render every template in every locale with its sample; returns what is wrong, each thing once."""

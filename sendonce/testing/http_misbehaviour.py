@@ -84,6 +84,11 @@ def silent_after_accepting(*, times: int | None = None) -> HttpRule:
     return Rule("accepted", HttpAct(then="silent"), times)
 
 
+def refuse_mailbox(mailbox: str, status: int = 422, body: bytes = b"{}") -> HttpRule:
+    """Answer ``status`` to a mail that names this mailbox; nothing is accepted."""
+    return Rule("mail", HttpAct(status, body), when=lambda recipients: mailbox in recipients.split(" "))
+
+
 def late_answer(until: asyncio.Event, *, times: int | None = None) -> HttpRule:
     """Accept the mail and give the usual answer once ``until`` is set."""
     return Rule("accepted", HttpAct(until=until), times)

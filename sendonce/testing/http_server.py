@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Self
 
+from sendonce.ending import end
 from sendonce.testing.http_misbehaviour import HttpAct, HttpRule
 from sendonce.testing.http_request import HttpAnswer, HttpEvent, HttpRequest, Known, Posted
 from sendonce.testing.mailbox import Mailbox, StoredMail
@@ -117,9 +118,7 @@ class HttpServer(ABC):
         if self._server is not None:
             self._server.close()
             self._server = None
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
 
     async def idle(self) -> None:
         """Return once no connection is open."""
@@ -248,6 +247,9 @@ class HttpServer(ABC):
         posted = self.read(request)
         if not isinstance(posted, Posted):
             return posted
+        act = self.script.pick("mail", " ".join(posted.recipients))
+        if act is not None and act.status is not None:
+            return act.status, act.body, act.headers
         answer = self.accepted(posted, self._store(request, posted))
         act = self.script.pick("accepted", " ".join(posted.recipients))
         try:

@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Self
 
+from sendonce.ending import end
 from sendonce.testing.mailbox import Mailbox
 from sendonce.testing.script import Script
 from sendonce.testing.smtp_conversation import SIZE_LIMIT, Conversation, Over, SmtpEvent, SmtpSession
@@ -77,9 +78,7 @@ class SmtpServer:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
 
     async def idle(self) -> None:
         """Return once no connection is open."""

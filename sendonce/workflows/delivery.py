@@ -12,10 +12,16 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError, FailureError
 
 from sendonce.stages import Stage
+from sendonce.workflows import asking, searching
+from sendonce.workflows.details import Details
 from sendonce.workflows.port import (
     NO_SUCH_ROW,
+    REFUSED,
     WAKE_SIGNAL,
     WORKFLOW_NAME,
+    Acted,
+    Action,
+    Answered,
     AttemptAnswer,
     AttemptCall,
     Carried,
@@ -40,6 +46,9 @@ LONGEST_FAULT_SLEEP = 60.0
 STEP_TIMEOUT = timedelta(minutes=75)
 """For one activity. Under time skipping it waits for the whole transmission, whose answer timer is 1 h at most."""
 
+ACT_TIMEOUT = timedelta(seconds=30)
+"""For one try to carry out what somebody asks by an update."""
+
 LONG_WAIT = 86400.0
 """After a wait of this many seconds the workflow continues as new: short histories, and new code for sleepers."""
 
@@ -53,9 +62,14 @@ class EmailDelivery:
 
     Everything else final fails it, with the stage as the failure's type, or ends it as cancelled when that was
     asked of the workflow. Nothing but a final stage, or a missing row, ends it.
+
+    Its updates are doors to the store, which decides; whoever uses them is who they say they are.
     """
 
-    def __init__(self) -> None:
+    @workflow.init
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket = replace(ticket, carried=[], seen=[])
+        self._details = Details(self._ticket, ticket.seen)
         self._woken = False
         self._cancelled = False
         self._withdrawal_due = False
@@ -68,25 +82,121 @@ class EmailDelivery:
         self._carry(call.carried)
         self._woken = True
 
+    @workflow.update(
+        name="retry_now",
+        description="Try a mail that waits now, and not only at its next time. Limits, pauses and rates hold all the"
+        ' same. Input, if any: {"by": "your name", "because": "why"}',
+    )
+    async def retry_now(self, given: Any = None) -> Answered:
+        """Have the mail tried now."""
+        return await self._act("retry_now", asking.read(given))
+
+    @retry_now.validator
+    def _retry_now_is_valid(self, given: Any = None) -> None:
+        asking.read(given)
+
+    @workflow.update(
+        name="cancel",
+        description="Withdraw the mail; what has been offered to a provider cannot be cut. To cancel the workflow is"
+        ' the same. Input, if any: {"by": "your name", "because": "why"}',
+    )
+    async def cancel(self, given: Any = None) -> Answered:
+        """Withdraw the mail."""
+        return await self._act("cancel", asking.read(given))
+
+    @cancel.validator
+    def _cancel_is_valid(self, given: Any = None) -> None:
+        asking.read(given)
+
+    @workflow.update(
+        name="resolve",
+        description="Decide about an unknown mail: it was sent; not-sent, so that it is tried again; or resend, at the"
+        ' risk of two. Input: {"decision": "sent", "by": "your name", "because": "why"}',
+    )
+    async def resolve(self, given: Any = None) -> Answered:
+        """Decide about a mail that was offered and never answered."""
+        ask = asking.read(given, decides=True)
+        return await self._act(f"resolve:{ask.decision}", ask)
+
+    @resolve.validator
+    def _resolve_is_valid(self, given: Any = None) -> None:
+        asking.read(given, decides=True)
+
+    async def _act(self, action: str, ask: asking.Ask) -> Answered:
+        """Carry an update out, however long the store is away, or its row locked."""
+        info = workflow.current_update_info()
+        assert info is not None
+        call = Action(self._ticket, action, ask.action_id or info.id, ask.by, ask.because)
+        while True:
+            try:
+                acted: Acted = await workflow.execute_local_activity_method(
+                    DeliverySteps.act,
+                    call,
+                    start_to_close_timeout=ACT_TIMEOUT,
+                    retry_policy=RetryPolicy(maximum_attempts=1),
+                    summary=action,
+                )
+            except FailureError:
+                raise _refused(
+                    "the worker failed at it, and its log says why; the same action_id is safe to repeat"
+                ) from None
+            if not acted.again_in:
+                break
+            await workflow.sleep(acted.again_in, summary=f"{action} · {acted.said}")
+        # Whatever came of it, the store has news.
+        self._woken = True
+        if not acted.done:
+            raise _refused(acted.said)
+        return Answered(acted.said, acted.stage)
+
     @workflow.run
     async def run(self, ticket: Ticket) -> Sent:
         """Deliver the mail of ``ticket``."""
         self._carry(ticket.carried)
-        ticket = replace(ticket, carried=[])
+        ticket = self._ticket
+        workflow.set_current_details(self._details.first_text())
         while True:
             answer = await self._step(ticket)
+            seconds = self._seconds(answer)
+            self._tell(answer, seconds)
             match answer:
                 case Ended():
+                    await self._answer_everybody()
                     return self._end(ticket, answer)
                 case Missing():
+                    await self._answer_everybody()
                     raise ApplicationError("the store has no such row", type=NO_SUCH_ROW, non_retryable=True)
                 case Sleep() | InFlight() | Unrecorded() | None:
-                    seconds = self._fault_sleep() if answer is None else answer.seconds
+                    await self._sleep(seconds, self._details.timer_summary(answer, seconds, workflow.now()))
                 case _:
                     assert_never(answer)
-            await self._sleep(seconds)
-            if self._outgrown(seconds):
-                workflow.continue_as_new(replace(ticket, carried=self._carried))
+            if self._outgrown(seconds) or (isinstance(answer, Sleep) and answer.elsewhere):
+                await self._answer_everybody()
+                # A withdrawal that came meanwhile is known to this run only.
+                if not self._withdrawal_due:
+                    workflow.continue_as_new(replace(ticket, carried=self._carried, seen=self._details.seen))
+
+    def _seconds(self, answer: AttemptAnswer | None) -> float:
+        """How long to sleep after this answer."""
+        if answer is None:
+            return self._fault_sleep()
+        return 0.0 if isinstance(answer, (Ended, Missing)) else max(SHORTEST_SLEEP, answer.seconds)
+
+    def _tell(self, answer: AttemptAnswer | None, seconds: float) -> None:
+        """People who look at the workflow see this answer."""
+        now = workflow.now()
+        self._details.add(answer, now)
+        workflow.set_current_details(self._details.text(answer, seconds, now))
+        if self._ticket.attributes:
+            searching.show(answer)
+
+    async def _answer_everybody(self) -> None:
+        """An update that is being carried out gets its answer before the run ends."""
+        while not workflow.all_handlers_finished():
+            try:
+                await workflow.wait_condition(workflow.all_handlers_finished)
+            except asyncio.CancelledError:
+                self._cancel()
 
     async def _step(self, ticket: Ticket) -> AttemptAnswer | None:
         """One call to the worker; None when the activity itself failed."""
@@ -95,9 +205,9 @@ class EmailDelivery:
         withdrawing, call = self._withdrawal_due, AttemptCall(ticket, list(self._carried))
         try:
             if withdrawing:
-                answer = await self._activity(DeliverySteps.withdraw, Withdrawal(ticket))
+                answer = await self._activity(DeliverySteps.withdraw, Withdrawal(ticket), "withdraw")
             else:
-                answer = await self._activity(DeliverySteps.attempt, call)
+                answer = await self._activity(DeliverySteps.attempt, call, self._details.step_summary())
         except FailureError:
             # A local activity fails with what it raised, without an ActivityError around it.
             self._faults += 1
@@ -120,7 +230,7 @@ class EmailDelivery:
         except asyncio.CancelledError:
             self._cancel()
 
-    async def _activity(self, step: Any, call: AttemptCall | Withdrawal) -> AttemptAnswer:
+    async def _activity(self, step: Any, call: AttemptCall | Withdrawal, summary: str) -> AttemptAnswer:
         """Run one local activity. A cancellation of the workflow is remembered and never reaches it."""
         task: asyncio.Task[AttemptAnswer] = asyncio.ensure_future(
             workflow.execute_local_activity_method(
@@ -128,6 +238,7 @@ class EmailDelivery:
                 call,
                 start_to_close_timeout=STEP_TIMEOUT,
                 retry_policy=RetryPolicy(maximum_attempts=1),
+                summary=summary,
             )
         )
         while True:
@@ -138,11 +249,13 @@ class EmailDelivery:
                     raise
                 self._cancel()
 
-    async def _sleep(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float, summary: str) -> None:
         if self._woken:
             return
         try:
-            await workflow.wait_condition(lambda: self._woken, timeout=timedelta(seconds=max(SHORTEST_SLEEP, seconds)))
+            await workflow.wait_condition(
+                lambda: self._woken, timeout=timedelta(seconds=seconds), timeout_summary=summary
+            )
         except TimeoutError:
             pass
         except asyncio.CancelledError:
@@ -176,3 +289,7 @@ class EmailDelivery:
             type=answer.stage,
             non_retryable=True,
         )
+
+
+def _refused(said: str) -> ApplicationError:
+    return ApplicationError(said, type=REFUSED, non_retryable=True)

@@ -20,6 +20,12 @@ WAKE_SIGNAL = "wake"
 NO_SUCH_ROW = "no_such_row"
 """The failure type of a workflow that found no row. The other types are the final stages."""
 
+REFUSED = "refused"
+"""The failure type of an update that came too late, or that the mail's stage forbids."""
+
+INVALID = "invalid"
+"""The failure type of an update whose input cannot be read."""
+
 
 def workflow_id(key: str, account: str = "default") -> str:
     """The workflow's id: the key, and the account behind it when it is another than the default.
@@ -60,6 +66,19 @@ class Carried:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """One attempt as the workflow saw it, for people: codes and times only."""
+
+    number: int
+    """Of counted attempts, with this one. 0: one that is not counted."""
+    at: float
+    """Workflow time at which it was known, in seconds since 1970."""
+    reply: str = ""
+    then: str = ""
+    """What came of it."""
+
+
+@dataclass(frozen=True)
 class Ticket:
     """Which mail: the workflow's whole input."""
 
@@ -69,6 +88,10 @@ class Ticket:
     account: str = "default"
     carried: list[Carried] = field(default_factory=list)
     """What the run before could not record; empty but after continue-as-new."""
+    attributes: bool = False
+    """The namespace has Sendonce's search attributes. (An upsert of one that it does not have is tried for ever.)"""
+    seen: list[Seen] = field(default_factory=list)
+    """The last attempts of the runs before; empty but after continue-as-new."""
 
     @property
     def workflow_id(self) -> str:
@@ -95,6 +118,8 @@ class Ended:
     maybe_accepted: bool = False
     attempts: int = 0
     kind: Literal["ended"] = "ended"
+    tried: bool = False
+    """This is what came of an attempt, counted or not."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +135,14 @@ class Sleep:
     recorded: bool = True
     """False when the store could not be reached, so that what was carried must be carried on."""
     kind: Literal["sleep"] = "sleep"
+    tried: bool = False
+    """This is what came of an attempt, counted or not."""
+    held: bool = False
+    """Nobody tries until somebody acts, or something is mended; ``why`` says what."""
+    awaits: str = ""
+    """Of an unknown: ``look_up``, ``replay`` (under the provider's key), ``resend`` (by policy), or ``operator``."""
+    elsewhere: bool = False
+    """What this worker's settings do not allow, another's may: a new run goes to whichever worker is free."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +151,8 @@ class InFlight:
 
     seconds: float
     stage: str = ""
+    attempt_id: str = ""
+    """Which attempt; empty while it is being claimed. Whoever reads the history can tell whether the store knows it."""
     kind: Literal["in_flight"] = "in_flight"
 
 
@@ -156,6 +191,41 @@ class Withdrawal:
 
 
 @dataclass(frozen=True)
+class Action:
+    """Input of ``act``: what somebody asks of the mail by an update of its workflow."""
+
+    ticket: Ticket
+    action: str
+    """One of :data:`sendonce.store.actions.ACTIONS`."""
+    action_id: str
+    """The same id again changes nothing, and is answered as before."""
+    by: str = ""
+    """Who it is, as they say."""
+    because: str = ""
+
+
+@dataclass(frozen=True)
+class Acted:
+    """What came of it."""
+
+    done: bool
+    said: str
+    """In words, from a fixed set."""
+    stage: str = ""
+    """The mail's, afterwards."""
+    again_in: float = 0.0
+    """More than 0: the store cannot be reached, or the row is locked; ask again after so many seconds."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Result of an update, as the Temporal UI shows it."""
+
+    said: str
+    stage: str
+
+
+@dataclass(frozen=True)
 class Sent:
     """Result of a completed workflow, and the second witness should the store ever forget."""
 
@@ -176,4 +246,77 @@ class DeliverySteps:
     @activity.defn(name="withdraw")
     async def withdraw(self, call: Withdrawal) -> AttemptAnswer:
         """Ask the store to cancel the mail; what has been offered is not cut."""
+        raise NotImplementedError
+
+    @activity.defn(name="act")
+    async def act(self, call: Action) -> Acted:
+        """Carry out what somebody asks of the mail, once; or say why not."""
+        raise NotImplementedError
+
+
+OUTCOME_WORKFLOW_NAME = "EmailOutcome"
+"""The type of the workflow that waits for a mail's end on behalf of another."""
+
+FINAL_SIGNAL = "sendonce-final"
+"""The signal that tells such a workflow how the mail ended; its argument is an :class:`EmailFinal`."""
+
+
+@dataclass(frozen=True)
+class EmailFinal:
+    """How a mail ended: what a workflow is told."""
+
+    account: str
+    key: str
+    stage: str
+    """``sent``, ``failed``, ``dead``, ``expired`` or ``cancelled``."""
+    email_id: str = ""
+    partial: bool = False
+    """Sent, and not to everybody."""
+    maybe_accepted: bool = False
+    """An offer was never answered: somebody may have the mail, although it did not end as ``sent``."""
+    attempts: int = 0
+    """Counted ones."""
+    code: int = 0
+    """Of the last reply; 0: there was none."""
+    enhanced: str = ""
+    superseded_by: str = ""
+    """The key of the newer mail of its topic that takes its place."""
+    id: int = 0
+    """Of this end of the mail, as a signal has it: the same signal twice has the same one. 0: no signal."""
+    kind: Literal["final"] = "final"
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """Input of the workflow that waits: which mail."""
+
+    key: str
+    account: str = "default"
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Input of ``watch``: that workflow is to be told how the mail ends."""
+
+    awaited: Awaited
+    workflow_id: str
+
+
+@dataclass(frozen=True)
+class NotYet:
+    """The mail has not ended. ``recorded``: the workflow will be told; False when the store could not be reached."""
+
+    recorded: bool = True
+    kind: Literal["not_yet"] = "not_yet"
+
+
+WatchAnswer = EmailFinal | NotYet | Missing
+
+
+class OutcomeSteps:
+    """What that workflow asks; ``sendonce.activities.telling`` implements it."""
+
+    @activity.defn(name="watch")
+    async def watch(self, call: Watch) -> WatchAnswer:
+        """How the mail ended, or have the workflow told when it does."""
         raise NotImplementedError

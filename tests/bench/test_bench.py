@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from rich.console import Console
 
-from bench import latency, soak, stack, store, throughput
+from bench import latency, reuse, scale, soak, stack, steps, store, throughput
 from bench.goals import RATIOS, Measured, goals, ratios
 from bench.grow import grow
 from bench.latency import Latencies
@@ -34,12 +34,16 @@ from bench.measure import (
     spread,
     tree,
 )
+from bench.part import Part, PartFailed
 from bench.peers import PEERS, Peer
 from bench.report import as_json, show, write
+from bench.reuse import Reuse, Sent
+from bench.scale import Way
 from bench.sink import sink
 from bench.soak import SHORT, STEPS, Soak
+from bench.steps import Steps
 from bench.store import StoreTimes
-from bench.throughput import FLOOR, NAIVE, OURS, RELAY, Round, Throughput
+from bench.throughput import FLOOR, NAIVE, OURS, RELAY, Round, Throughput, arrived
 
 # /proc ------------------------------------------------------------------------------------------------------------
 
@@ -131,7 +135,12 @@ def measured() -> Measured:
     soaked = Soak(
         SHORT, [50.0] * 4 + [100.0] * (STEPS - 8) + [103.0] * 4, 120.0, [12] * STEPS, [900.0] * STEPS, (2.0, 2.2)
     )
-    return Measured(found, latencies, [0.03], times, soaked)
+    one = [scale.Round(rate, {"store": 2.0, "worker": 8.0, "relay": 50.0}, 0.1) for rate in (40.0, 44.0)]
+    two = [scale.Round(45.0, {"store": 2.5, "worker": 9.0, "starter": 3.0}, 0.1)]
+    scaled = {"1 worker": Way(one, 265, 265, [1.0]), "2 workers, 2 starters": Way(two, 1290, 1291, [0.55, 0.45])}
+    reused = Reuse(100, {"SMTP: kept": [Sent(1.5, 1.0, 0.5, 1)], "SMTP: one each": [Sent(2.5, 1.8, 0.9, 100)]})
+    stepped = Steps({steps.EMPTY: [7.0, 8.0, 9.0], steps.ATTRIBUTES: [10.0]})
+    return Measured(found, latencies, [0.03], times, soaked, scaled, reused, stepped)
 
 
 def test_ratios_are_complete_and_compare_within_rounds(measured: Measured) -> None:
@@ -173,6 +182,16 @@ def test_the_report(measured: Measured, tmp_path: Path) -> None:
     assert body["ratios"] == ratios(measured)
     assert body["measured"]["throughput"]["rounds"][OURS][1]["per_second"] == 90
     assert body["machine"]["cores"] == os.cpu_count()
+    assert body["scale"]["1 worker"] == {
+        "per_second": 42,
+        "cpu": 10,  # the relay is somebody else's machine here too
+        "used_by_others": 0.1,
+        "mails": 265,
+        "attempts": 265,
+        "shares": [1],
+    }
+    assert body["steps"] == {steps.EMPTY: 8.0, steps.ATTRIBUTES: 10.0}
+    assert body["reuse"]["SMTP: one each"] == {"ms": 2.5, "cpu_ms": 1.8, "server_cpu_ms": 0.9, "connections": 100}
     picture = ElementTree.parse(tmp_path / "results" / "latest.svg")
     texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert {FLOOR, OURS, NAIVE, "19.9"} <= set(texts)
@@ -181,6 +200,8 @@ def test_the_report(measured: Measured, tmp_path: Path) -> None:
 def test_a_partial_run_draws_no_picture_of_what_it_lacks(measured: Measured, tmp_path: Path) -> None:
     write(Measured(soak=measured.soak), tmp_path, "partial")
     assert [path.name for path in tmp_path.iterdir()] == ["partial.json"]
+    body = json.loads((tmp_path / "partial.json").read_text(encoding="utf-8"))
+    assert (body["scale"], body["reuse"], body["steps"]) == (None, None, None)
 
 
 def test_tables_for_people(measured: Measured) -> None:
@@ -189,8 +210,13 @@ def test_tables_for_people(measured: Measured) -> None:
     text = output.getvalue()
     assert "skipped: DBOS: dbos is not installed" in text
     assert "80.0 (70.0-90.0)" in text
-    for row in ("alone critical", "beside a stalled relay", "settle", "open connections"):
+    for row in ("alone critical", "beside a stalled relay", "settle", "open connections", "SMTP: one each"):
         assert row in text
+    (row,) = (line for line in text.splitlines() if "2 workers, 2 starters" in line)
+    assert [cell.strip() for cell in row.split("│")[2:-1]] == [
+        *("45.0 (45.0-45.0)", "14.5 (14.5-14.5)", "2.50", "9.00", "", "3.00", "1,290", "1,291", "55 + 45", "10%")
+    ]
+    assert f"All of it shares {os.cpu_count()} cores" in text
     assert "1,000,000 mails" in text
 
 
@@ -230,6 +256,53 @@ async def test_the_sink_takes_mail_and_knows_when() -> None:
 async def test_the_sink_says_how_many_came_when_too_few_do() -> None:
     async with sink() as ask:
         assert await ask({"wait": 1, "seconds": 0.01}) == 0
+
+
+async def test_a_mail_that_came_twice_ends_the_measurement(tmp_path: Path) -> None:
+    async with await Part.start("bench.sink:sink", tmp_path) as part:
+        port = await part.call(port=True)
+
+        def send(*keys: str) -> None:
+            with smtplib.SMTP("127.0.0.1", port) as connection:
+                for key in keys:
+                    connection.send_message(message(key))
+
+        await to_thread(send, "one-0", "one-1")
+        await arrived(part, "one", 2)
+        await to_thread(send, "two-0", "two-0", "two-1")
+        with pytest.raises(PartFailed, match="2 mails were handed over, and 2 arrived in 3 copies"):
+            await arrived(part, "two", 2)
+
+
+# Kept connections -------------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_is_kept_or_there_is_one_for_each_mail(tmp_path: Path) -> None:
+    async with reuse.servers(str(tmp_path)) as playing, reuse.sender() as sending:
+        ports, ca_file = await playing({"ports": True})
+        before = dict.fromkeys(reuse.SERVERS, 0)
+        for number, (server, how) in enumerate(reuse.WAYS):
+            where = {"server": server, "how": how, "port": ports[server], "ca_file": ca_file}
+            times, used = await sending({"prefix": f"m{number}", "number": 3, **where})
+            taken, connections, _ = await playing({"taken": server})
+            assert sorted(taken) == [f"m{number}-{n}@example.org" for n in range(3)]
+            assert connections - before[server] == (1 if how == reuse.KEPT else 3), f"{server}, {how}"
+            before[server] = connections
+            assert len(times) == 3
+            assert used > 0
+
+
+# What the engine is given --
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("scrubbed_environment")
+async def test_workflows_with_one_thing_more_each_run_and_are_measured(tmp_path: Path) -> None:
+    said: list[str] = []
+    found = await steps.run(tmp_path, 1, said.append, workflows=30)
+    assert tuple(found.cpu) == steps.WAYS
+    assert all(rounds[0] > 0 for rounds in found.cpu.values())
+    assert said == ["steps: round 1 of 1"]
 
 
 # A big store ------------------------------------------------------------------------------------------------------
@@ -284,3 +357,30 @@ async def test_everything_at_a_tiny_size() -> None:
         del values["throughput_vs_dbos"]
     assert None not in values.values()
     assert all(goal.met is not None for goal in goals(found) if "DBOS" not in goal.what)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("scrubbed_environment")
+async def test_several_processes_and_kept_connections_at_a_tiny_size() -> None:
+    said: list[str] = []
+    async with stack.machine() as machine:
+        scaled = await scale.run(machine, said.append, mails=10, rounds=1)
+        reused = await reuse.run(machine, 1, said.append, mails=5)
+    assert scaled.keys() == scale.WAYS.keys()
+    for name, (workers, starters) in scale.WAYS.items():
+        way = scaled[name]
+        assert way.attempts >= way.mails == scale.WARM_UP * workers + 10
+        assert len(way.shares) <= workers
+        assert sum(way.shares) == pytest.approx(1)
+        (one,) = way.rounds
+        assert one.cpu.keys() == {
+            "store",
+            "Temporal",
+            "enqueueing",
+            RELAY,
+            "worker",
+            *(["starter"] if starters else []),
+        }
+    assert reused.summary().keys() == {f"{server}: {how}" for server, how in reuse.WAYS}
+    assert len(said) == len(scale.WAYS) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sendonce.cli.base import CHECK_STORE, NO_SETTINGS, ORDER
 from sendonce.cli.output import cell, mask, mask_addresses
 
 if TYPE_CHECKING:
@@ -88,6 +90,15 @@ def test_wrong_usage_is_exit_code_2(run: Run, arguments: tuple[str, ...], words:
     assert words in result.err
 
 
+@pytest.mark.parametrize("arguments", [("show", "\udcff"), ("list", "--tenant", "\udcff"), ("cancel", "k\udcff")])
+def test_an_argument_that_is_no_text_is_wrong_usage(
+    run_process: Run, database_url: str, arguments: tuple[str, ...]
+) -> None:
+    result = run_process(*arguments, SENDONCE_DATABASE_URL=database_url)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "sendonce: an argument is not valid UTF-8 text; check it, and the terminal's encoding\n"
+
+
 def test_wrong_settings_are_exit_code_2_and_one_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "sendonce.toml").write_text("[worker]\nlease = 3\n", encoding="utf-8")
     result = run("list")
@@ -127,3 +138,36 @@ def test_addresses_within_text_are_masked() -> None:
 @given(st.text())
 def test_no_text_prints_a_control_character(text: str) -> None:
     assert all(c.isprintable() or c == "\n" for c in cell(text))
+
+
+def test_help_lists_the_commands_as_the_documentation_does_and_cuts_nothing_off(run: Run) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    documented = re.findall(r"^\| `([\w-]+)` \|", page.partition("## Commands")[2].partition("\n\n```")[0], re.M)
+    listed = run("--help").out.partition("Commands:\n")[2]
+    assert re.findall(r"^  (\w[\w-]*)", listed, re.M) == documented
+    for command in ([], ["alarms"], ["accounts"], ["suppressions"], ["templates"]):
+        out = run(*command, "--help").out
+        assert "...\n" not in out.partition("Commands:")[2]
+        assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", ORDER)
+def test_options_are_named_after_what_they_take(run: Run, command: str) -> None:
+    """Not after Python's types."""
+    options = run(command, "--help").out.partition("Options:")[2]
+    assert re.findall(r"^  --[\w-]+ +<.*", options, re.M) == []
+
+
+def test_who_forgot_the_settings_is_told_so(run: Run, tmp_path: Path) -> None:
+    nowhere = dict.fromkeys(("SENDONCE_CONFIG", "SENDONCE_DATABASE_URL", "PGHOST", "PGHOSTADDR", "PGSERVICE"), "")
+    away = {"PGPORT": "1", "PGSSLMODE": "disable"}
+    found = run("list", **nowhere, **away)
+    assert found.code == 3
+    assert found.err.endswith(f"; {NO_SETTINGS}\n")
+    assert NO_SETTINGS in " ".join(run("doctor", "--json", **nowhere, **away).out.split())
+    (tmp_path / "other.toml").write_text("")
+    for option in (("--config", "other.toml"), ("--config=other.toml",)):
+        assert run("list", *option, **nowhere, **away).err.endswith(f"; {CHECK_STORE}\n")
+    assert run("list", **{**nowhere, "PGHOST": "127.0.0.1"}, **away).err.endswith(f"; {CHECK_STORE}\n")
+    (tmp_path / "sendonce.toml").write_text("")
+    assert run("list", **nowhere, **away).err.endswith(f"; {CHECK_STORE}\n")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+import os
+import re
+import signal
+import subprocess
+from datetime import UTC, datetime, timedelta
+from email import message_from_bytes
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
-from psycopg import sql
 
 if TYPE_CHECKING:
-    from tests.conftest import Result, Run
+    from pathlib import Path
+
+    from tests.cli.conftest import Seed
+    from tests.conftest import Run
 
 LIST_MEMBERS = {
     "id",
@@ -30,6 +35,9 @@ LIST_MEMBERS = {
     "held_why",
     "last_code",
     "last_enhanced",
+    "template",
+    "tenant",
+    "waits_for",
 }
 SHOW_MEMBERS = LIST_MEMBERS | {
     "forgotten",
@@ -37,6 +45,7 @@ SHOW_MEMBERS = LIST_MEMBERS | {
     "expires_at",
     "unknown_since",
     "cancel_requested_at",
+    "content_erased_at",
     "generation",
     "message_id",
     "subject",
@@ -47,59 +56,13 @@ SHOW_MEMBERS = LIST_MEMBERS | {
     "evidence",
     "events",
     "alarms",
+    "again_of",
+    "sent_again_as",
+    "topic",
+    "superseded_by",
+    "header",
 }
 PERSONAL = ("ann.lee", "bob.ray", "Parcel for Ann", "mailbox of ann", "desk.clerk")
-
-
-class Seed:
-    """Writes rows as the intake and the worker would."""
-
-    def __init__(self, url: str) -> None:
-        self.connection = psycopg.connect(url, autocommit=True)
-
-    def mail(self, key: str, **more: Any) -> UUID:
-        message = {
-            "key": key,
-            "sender": "Shop <shop@example.org>",
-            "to": ["Ann <ann.lee@example.org>"],
-            "subject": "Parcel for Ann",
-            "text": "On its way.",
-            "requested_by": "desk.clerk@shop.example",
-            **more,
-        }
-        row = self.connection.execute("SELECT status, email_id FROM sendonce.enqueue(%s)", [json.dumps(message)])
-        status, email_id = row.fetchone() or ("", None)
-        assert (status, type(email_id)) == ("created", UUID)
-        return UUID(str(email_id))
-
-    def update(self, email_id: UUID, **values: Any) -> None:
-        for name, value in values.items():
-            query = sql.SQL("UPDATE sendonce.email SET {} = %s WHERE id = %s").format(sql.Identifier(name))
-            self.connection.execute(query, [value, email_id])
-
-    def alarm(self, kind: str, email_id: UUID | None = None, closes: int | None = None) -> int:
-        row = self.connection.execute(
-            "INSERT INTO sendonce.alarm (kind, email_id, account, detail, closes)"
-            " VALUES (%s, %s, 'default', '451 4.7.1', %s) RETURNING id",
-            [kind, email_id, closes],
-        ).fetchone()
-        assert row is not None
-        return int(row[0])
-
-
-@pytest.fixture
-def seed(database_url: str) -> Iterator[Seed]:
-    seed = Seed(database_url)
-    yield seed
-    seed.connection.close()
-
-
-@pytest.fixture
-def look(run: Run, database_url: str) -> Run:
-    def look(*arguments: str) -> Result:
-        return run(*arguments, SENDONCE_DATABASE_URL=database_url)
-
-    return look
 
 
 # list -------------------------------------------------------------------------------------------------------------
@@ -126,7 +89,14 @@ def test_list_in_json_has_stable_members_and_times_in_utc(seed: Seed, run: Run, 
 @pytest.mark.parametrize(
     ("options", "keys"),
     [
-        ((), {"a", "b", "c"}),
+        ((), {"a", "b", "c", "d"}),
+        (("--template", "news"), {"d"}),
+        (("--tenant", "acme"), {"d"}),
+        (("--to", "bob@EXAMPLE.com"), {"d"}),
+        (("--since", "1h"), {"a", "b", "d"}),
+        (("--since", "2001-01-01"), {"a", "b", "c", "d"}),
+        (("--code", "550"), {"b"}),
+        (("--code", "4xx", "--code", "5.1.1"), {"a", "b"}),
         (("--stage", "sent"), {"a"}),
         (("--stage", "sent", "--stage", "dead"), {"a", "b"}),
         (("--lane", "bulk"), {"b"}),
@@ -135,9 +105,10 @@ def test_list_in_json_has_stable_members_and_times_in_utc(seed: Seed, run: Run, 
     ],
 )
 def test_list_filters(seed: Seed, look: Run, options: tuple[str, ...], keys: set[str]) -> None:
-    seed.update(seed.mail("a"), stage="sent")
-    seed.update(seed.mail("b", lane="bulk"), stage="dead")
-    seed.mail("c", account="other")
+    seed.update(seed.mail("a"), stage="sent", last_code=451)
+    seed.update(seed.mail("b", lane="bulk"), stage="dead", last_code=550, last_enhanced="5.1.1")
+    seed.update(seed.mail("c", account="other"), created_at=datetime.now(UTC) - timedelta(days=2))
+    seed.mail("d", subject="", text="", template="news", fairness_key="acme", to=["bob@example.com"])
     result = look("list", "--json", *options)
     assert result.code == 0
     assert {row["key"] for row in result.objects} == keys
@@ -150,11 +121,105 @@ def test_list_for_people_is_a_table_that_says_what_is_odd(seed: Seed, look: Run)
     assert result.code == 0
     assert "2 mails" in result.out
     assert "order-4711-" + "x" * 60 in result.out
-    assert "partial, may have been accepted" in result.out
+    assert "partial: not every recipient; may have been accepted" in result.out
     assert "held: asked by a***@e***.org" in result.out
     assert "ann.lee" not in look("list", "--json").out
     assert "--limit" not in result.out
-    assert "there may be more: --limit" in look("list", "--limit", "2").out
+    assert "There may be more: give --after" in look("list", "--limit", "2").out
+
+
+def test_what_is_being_tried_is_not_called_due(seed: Seed, look: Run) -> None:
+    for stage in ("pending", "claimed", "transmitting"):
+        seed.update(seed.mail(stage), stage=stage, next_attempt_at=datetime.now(UTC) - timedelta(minutes=1))
+    rows = {line.split()[0]: line for line in look("list").out.splitlines()[2:]}
+    assert {stage: " due " in line for stage, line in rows.items()} == {
+        "pending": True,
+        "claimed": False,
+        "transmitting": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "option", [("--since", "yesterday"), ("--code", "99"), ("--to", "nobody"), ("--watch", "--json")]
+)
+def test_an_option_that_means_nothing_is_refused(look: Run, option: tuple[str, ...]) -> None:
+    result = look("list", *option)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("sendonce: --")
+
+
+def test_pages_follow_each_other_whatever_comes_meanwhile(seed: Seed, look: Run) -> None:
+    for n in range(5):
+        seed.mail(f"k{n}")
+    first = look("list", "--json", "--limit", "2").objects
+    seed.mail("newer")
+    second = look("list", "--json", "--limit", "2", "--after", first[-1]["id"]).objects
+    third = look("list", "--json", "--limit", "2", "--after", second[-1]["id"]).objects
+    assert [row["key"] for row in first + second + third] == ["k4", "k3", "k2", "k1", "k0"]
+    seed.connection.execute("DELETE FROM sendonce.email WHERE id = %s", [first[-1]["id"]])
+    gone = look("list", "--after", first[-1]["id"])
+    assert (gone.code, gone.out) == (2, "")
+    assert "start from the first page" in gone.err
+
+
+def test_mail_of_an_account_that_is_paused_says_so(seed: Seed, look: Run) -> None:
+    seed.mail("k1")
+    seed.mail("other-domain", sender="shop@other.example")
+    seed.update(seed.mail("ended"), stage="sent")
+    for domain, why in (("", "401 invalid key of ann@example.org"), ("example.org", "403 not verified")):
+        seed.connection.execute(
+            "INSERT INTO sendonce.account (name, settings_digest, from_domain, paused_at, pause_why)"
+            " VALUES ('default', 'd', %s, now(), %s)",
+            [domain, why],
+        )
+    said = {row["key"]: row["waits_for"] for row in look("list", "--json").objects}
+    assert said == {
+        "k1": "account default is paused: 401 invalid key of a***@e***.org, 403 not verified",
+        "other-domain": "account default is paused: 401 invalid key of a***@e***.org",
+        "ended": None,
+    }
+    assert "account default is paused: 401" in " ".join(look("show", "k1").out.split())
+    seed.connection.execute("UPDATE sendonce.account SET paused_at = NULL")
+    assert [row["waits_for"] for row in look("list", "--json").objects] == [None] * 3
+
+
+def test_mail_that_waits_says_for_what(seed: Seed, look: Run) -> None:
+    waits = seed.mail("order", subject="", text="", template="order")
+    seed.update(waits, held_since=datetime.now(UTC))
+    seed.connection.execute(
+        "INSERT INTO sendonce.alarm (kind, email_id, detail) VALUES ('held', %s, 'template order: order.txt:3: no x')",
+        [waits],
+    )
+    seed.connection.execute(
+        "INSERT INTO sendonce.hold (scope, name, actor, why) VALUES ('template', 'order', 'ops', 'bad link')"
+    )
+    seed.update(seed.mail("ended", subject="", text="", template="order"), stage="sent")
+    [ended, row] = look("list", "--json").objects
+    assert row["waits_for"] == "template order: order.txt:3: no x; on hold: template order"
+    assert ended["waits_for"] is None
+    assert "template order: order.txt:3: no x" in look("list").out
+    assert "on hold: template order" in " ".join(look("show", "order").out.split())
+
+
+def test_a_list_that_is_watched_goes_on_until_it_is_interrupted(seed: Seed, sendonce: Path, database_url: str) -> None:
+    seed.mail("first")
+    command = [str(sendonce), "list", "--watch", "--every", "0.2"]
+    environment = os.environ | {"SENDONCE_DATABASE_URL": database_url, "PYTHONUNBUFFERED": "1"}
+    # A run in the background ignores the signal, and so would its children.
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        assert process.stdout is not None
+        assert any("first" in line for line in process.stdout)
+        seed.mail("second")
+        assert any("second" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+    assert process.returncode == 0
 
 
 def test_an_empty_list_is_no_error(look: Run) -> None:
@@ -250,9 +315,48 @@ def test_a_servers_reply_cannot_steer_the_terminal(story: UUID, look: Run) -> No
     assert "\x1b" not in out
 
 
+def test_a_page_fits_80_columns(story: UUID, seed: Seed, look: Run) -> None:
+    seed.update(seed.mail("order-4711-confirmation", lane="bulk", account="newsletters"), last_code=451)
+    for command in (
+        ("list",),
+        ("list", "--limit", "1"),
+        ("show", "order-4711"),
+        ("show", "order-4711", "--reveal"),
+        ("alarms",),
+        ("alarms", "--each"),
+    ):
+        lines = look(*command).out.splitlines()
+        assert len(lines) > 2
+        assert [line for line in lines if len(line) > 80] == [], command
+
+
+def test_show_says_what_an_unknown_waits_for(seed: Seed, look: Run) -> None:
+    held, asked = seed.mail("held"), seed.mail("asked")
+    seed.update(held, stage="unknown", next_attempt_at=None)
+    seed.update(asked, stage="unknown")
+    assert "waits for a late answer, a webhook or bounce, or a decision" in " ".join(look("show", "held").out.split())
+    assert "waits for its next try, a late answer" in " ".join(look("show", "asked").out.split())
+    assert "waits for" not in look("show", "held", "--json").out
+
+
+def test_show_names_the_topic_and_what_took_the_mails_place(seed: Seed, look: Run) -> None:
+    seed.update(seed.mail("reset-1", topic="reset:user-42"), stage="cancelled", superseded_by="reset-2")
+    seed.mail("reset-2", topic="reset:user-42")
+    out = look("show", "reset-1").out
+    assert re.search(r"^  topic +reset:user-42$", out, re.MULTILINE), out
+    assert re.search(r"^  superseded by +reset-2$", out, re.MULTILINE), out
+    newest = look("show", "reset-2", "--json").objects[0]
+    assert (newest["topic"], newest["superseded_by"]) == ("reset:user-42", None)
+    assert "superseded" not in look("show", "reset-2").out
+
+
 def test_show_looks_in_the_account_that_is_named(seed: Seed, look: Run) -> None:
     seed.mail("same", account="other")
-    assert look("show", "same").code == 1
+    elsewhere = look("show", "same")
+    assert elsewhere.code == 1
+    assert elsewhere.err == (
+        "sendonce: no mail with key 'same' in account 'default'; account 'other' has one: give --account other\n"
+    )
     assert look("show", "same", "--account", "other", "--json").objects[0]["account"] == "other"
 
 
@@ -279,24 +383,60 @@ def test_show_of_a_mail_whose_content_is_gone_still_tells_its_stages(seed: Seed,
     assert (mail["stage"], mail["subject"], mail["message_id"]) == ("pending", None, None)
 
 
-# alarms -----------------------------------------------------------------------------------------------------------
+def test_show_has_the_header_section_of_what_was_sent(seed: Seed, look: Run) -> None:
+    email_id = seed.mail("sent")
+    assert look("show", "sent", "--json").objects[0]["header"] is None
+    seed.connection.execute(
+        "INSERT INTO sendonce.pinned (email_id, slot, body, digest) VALUES (%s, 'mime', %s, '')",
+        [
+            email_id,
+            b"To: Ann <ann.lee@example.org>\r\nContent-Type: text/plain;\r\n charset=utf-8\r\n\r\nOn its way.\r\n",
+        ],
+    )
+    hidden = look("show", "sent", "--json").objects[0]["header"]
+    assert hidden == [{"name": "To", "value": None}, {"name": "Content-Type", "value": "text/plain; charset=utf-8"}]
+    shown = look("show", "sent", "--json", "--reveal").objects[0]["header"]
+    assert shown[0] == {"name": "To", "value": "Ann <ann.lee@example.org>"}
+    assert "To: (hidden)" in look("show", "sent").out
 
 
-def test_alarms_lists_the_open_ones_newest_first(seed: Seed, look: Run) -> None:
-    email_id = seed.mail("order-4711")
-    closed = seed.alarm("unknown", email_id)
-    seed.alarm("unknown", email_id, closes=closed)
-    first, second = seed.alarm("dead", email_id), seed.alarm("account_paused")
-    result = look("alarms", "--json")
-    assert result.code == 0, result.err
-    assert [(row["id"], row["kind"], row["key"]) for row in result.objects] == [
-        (second, "account_paused", None),
-        (first, "dead", "order-4711"),
+def test_a_message_is_written_to_a_file(seed: Seed, look: Run, tmp_path: Path) -> None:
+    email_id = seed.mail("order")
+    assert look("show", "order", "--eml", "order.eml").code == 0
+    message = message_from_bytes((tmp_path / "order.eml").read_bytes())
+    assert (message["Subject"], message["To"]) == ("Parcel for Ann", "Ann <ann.lee@example.org>")
+    seed.connection.execute(
+        "INSERT INTO sendonce.pinned (email_id, slot, body, digest) VALUES (%s, 'mime', 'as offered', '')", [email_id]
+    )
+    assert look("show", "order", "--eml", "order.eml").code == 0
+    assert (tmp_path / "order.eml").read_bytes() == b"as offered"
+    assert look("show", "order", "--eml", "missing/order.eml").code == 2
+    seed.mail("templated", subject="", text="", template="news")
+    refused = look("show", "templated", "--eml", "x.eml")
+    assert refused.code == 2
+    assert "has not been rendered" in refused.err
+    seed.connection.execute("DELETE FROM sendonce.email_content WHERE email_id = %s", [email_id])
+    erased = look("show", "order", "--eml", "x.eml")
+    assert (erased.code, "its content has been erased" in erased.err) == (2, True)
+    assert not (tmp_path / "x.eml").exists()
+
+
+def test_who_had_what_revealed_is_kept(seed: Seed, look: Run) -> None:
+    email_id = seed.mail("order")
+    look("show", "order")
+    look("suppressions", "list")
+    assert seed.value("SELECT count(*) FROM sendonce.reveal") == 0
+    look("show", "order", "--reveal", "--actor", "Eve")
+    look("show", "order", "--eml", "order.eml")
+    look("suppressions", "list", "--reveal")
+    rows = seed.connection.execute("SELECT actor, command, email_id, key FROM sendonce.reveal ORDER BY id").fetchall()
+    assert [row[1:] for row in rows] == [
+        ("show", email_id, "order"),
+        ("show --eml", email_id, "order"),
+        ("suppressions list", None, None),
     ]
-    assert [row["id"] for row in look("alarms", "--json", "--limit", "1").objects] == [second]
-    out = look("alarms").out
-    assert "2 open alarms" in out
-    assert "order-4711" in out
+    assert rows[0][0].startswith("Eve (")
+    assert f"({rows[1][0]})" in rows[0][0]
 
 
 # what a command cannot read ---------------------------------------------------------------------------------------

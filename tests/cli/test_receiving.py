@@ -34,6 +34,10 @@ transport = "postmark"
 api_key = "t"
 [accounts.default.webhook]
 secret_env = "HOOK_SECRET"
+# Its key is not there: whoever takes webhooks of the other account needs it not.
+[accounts.other]
+transport = "postmark"
+api_key_env = "NOT_SET"
 """
 
 BOUNCE = """\

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import urllib.request
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -19,6 +20,9 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from sendonce.embedded import EmbeddedTemporal
 from sendonce.store.migrate import _LOCK, head
+from sendonce.testing.http_gateway import HttpGateway
+from sendonce.testing.mailbox import Mailbox
+from sendonce.testing.smtp_misbehaviour import cut_after_dot, reject_mailbox
 from sendonce.testing.smtp_server import SmtpEvent, SmtpServer, SmtpSession
 
 if TYPE_CHECKING:
@@ -161,13 +165,121 @@ async def test_a_worker_delivers_a_row_and_ends_in_order(
         assert len(relay.mailbox.mails()) == 1
     assert code == 0, err
     records += [json.loads(line) for line in out.splitlines()]
-    assert all(r.keys() - {"error"} == {"at", "level", "logger", "message"} for r in records)
+    assert all(r.keys() >= {"at", "level", "logger", "message"} for r in records)
+    assert records[-1]["message"].startswith("stopped")
+    (ready,) = [r for r in records if r["message"].startswith("ready: ")]
+    assert ready["lanes"] == "default,bulk"
     warned = [r["message"] for r in records if r["level"] == "warning"]
     assert [w for w in warned if w.startswith("sendonce.toml: [lanes.default] answer_seconds = 60 with account")]
     log = json.dumps(records) + err
     assert [word for word in PERSONAL if word in log] == []
     shown = await asyncio.to_thread(run, "show", key, "--json")
     assert shown.objects[0]["stage"] == "sent"
+
+
+ODD = {
+    '"odd..quoted"@one.example.net': ("default", "sent"),
+    "o'brien+tag=x@two.example.net": ("default", "failed"),
+    "{braces}%s@three.example.net": ("default", "pending"),
+    "d\u00fcmmy@m\u00fcnchen.example.net": ("default", "sent"),
+    "cut!short@five.example.net": ("lossy", "unknown"),
+    "web^caret@six.example.net": ("web", "sent"),
+}
+"""Mailbox: the account that it is written to by, and the stage that the mail comes to."""
+
+
+async def test_no_address_is_in_anything_that_a_process_logs_or_shows(
+    launch: Launch, configured: Callable[[int], str], database_url: str, free_port: int, tmp_path: Path
+) -> None:
+    """At the lowest level, with relays that quote whom they refuse; and with all that watches turned on."""
+    refusing = [
+        reject_mailbox(address, code, f"{enhanced} <{address}> says ann.quoted@two.example.net")
+        for address, code, enhanced in (
+            ("o'brien+tag=x@two.example.net", 550, "5.1.1"),
+            ("{braces}%s@three.example.net", 451, "4.7.1"),
+        )
+    ]
+    async with (
+        SmtpServer(Mailbox(), *refusing) as relay,
+        SmtpServer(Mailbox(), cut_after_dot()) as lossy,
+        HttpGateway() as gateway,
+    ):
+        configured(relay.port)
+        settings = (tmp_path / "sendonce.toml").read_text().replace('username = "shop"', "")
+        (tmp_path / "sendonce.toml").write_text(
+            settings.replace('password_env = "RELAY_PASSWORD"', "")
+            + f"""
+            [accounts.lossy]
+            transport = "smtp"
+            host = "127.0.0.1"
+            port = {lossy.port}
+            tls = "none"
+            [accounts.web]
+            transport = "http"
+            url = "{gateway.url}"
+            [watch]
+            listen = "127.0.0.1:{free_port}"
+            [log]
+            format = "json"
+            """
+        )
+        process = await launch("worker", "--log-level", "debug")
+        async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as store:
+            for n, (address, (account, _)) in enumerate(ODD.items()):
+                domain = address.rpartition("@")[2]
+                message = {
+                    "key": f"odd-{n}-{uuid4()}",
+                    "account": account,
+                    "sender": "Odd Shop <odd.sender@shop.example.net>",
+                    "to": [
+                        {
+                            "email": address,
+                            "name": "Odd Name",
+                            "mailbox": address.replace(domain, domain.encode("idna").decode()),
+                        }
+                    ],
+                    "subject": "An odd subject",
+                    "text": "An odd text.",
+                }
+                await store.execute("SELECT sendonce.enqueue(%s)", [json.dumps(message)])
+            async with asyncio.timeout(PATIENCE):
+                told = "SELECT FROM sendonce.alarm_notice WHERE told > 0"
+                while not await (await store.execute(told)).fetchall():  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+                while await stages(store) != sorted(stage for _, stage in ODD.values()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+                while not (shown := await asyncio.to_thread(metrics, free_port)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        code, out, err = await stop(process)
+    assert code == 0
+    assert out == ""
+    records = [json.loads(line) for line in err.splitlines()]
+    attempts = {(r["outcome"], r["code"], r["account"]): r for r in records if "outcome" in r}
+    refused = attempts["refused", 550, "default"]
+    assert (refused["attempt"], refused["lane"], refused["enhanced"]) == (1, "default", "5.1.1")
+    assert refused["key"].startswith("odd-1-")
+    assert attempts.keys() >= {("accepted", 200, "web"), ("unanswered", 0, "lossy"), ("deferred", 451, "default")}
+    assert [r["kind"] for r in records if r["logger"] == "sendonce.alarms"] == ["unknown"]
+    # The SDK's metrics are part of the answer.
+    assert "\nsendonce_replies_total{" in shown
+    assert "\ntemporal_" in shown
+    everything = (err + shown).lower()
+    for part in ("odd..", "o'brien", "braces", "d\u00fcmmy", "d\\u00fcmmy", "cut!", "caret", "ann.quoted"):
+        assert part not in everything
+    for part in ("odd name", "odd.sender", "odd subject", "odd text", ".example.net"):
+        assert part not in everything
+
+
+async def stages(store: psycopg.AsyncConnection[Any]) -> list[str]:
+    query = "SELECT stage FROM sendonce.email WHERE attempts > 0 ORDER BY stage"
+    return [row[0] for row in await (await store.execute(query)).fetchall()]
+
+
+def metrics(port: int) -> str:
+    """What is shown once the attempts of all kinds are counted; empty before."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+    return text if 'sendonce_replies_total{account="lossy",outcome="unanswered"' in text else ""
 
 
 async def test_a_starter_starts_workflows_and_delivers_nothing(

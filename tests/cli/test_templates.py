@@ -52,7 +52,7 @@ def test_faults_are_one_line_each_and_exit_code_1(run: Run, folder: Path) -> Non
     found = run("templates", "check")
     assert (found.code, found.err) == (1, "")
     assert found.out.splitlines() == [
-        "order/body.html:2: UndefinedError: 'nmae'",
+        "order/body.html:2: UndefinedError: 'nmae' is not given",
         "reset: there is no sample: write sample.json with every parameter",
     ]
     found = run("templates", "check", "--json")
@@ -61,7 +61,7 @@ def test_faults_are_one_line_each_and_exit_code_1(run: Run, folder: Path) -> Non
         "template": "order",
         "file": "order/body.html",
         "line": 2,
-        "why": "UndefinedError: 'nmae'",
+        "why": "UndefinedError: 'nmae' is not given",
     }
 
 
@@ -77,6 +77,21 @@ def test_the_folder_is_relative_to_the_settings_file_or_given(run: Run, folder: 
     assert run("templates", "check", "--config", "etc/sendonce.toml", "--folder", "mails").code == 0
     folder.rename(tmp_path / "etc" / "mails")
     assert run("templates", "check", "--config", "etc/sendonce.toml").code == 0
+
+
+def test_no_secret_of_the_settings_is_needed(run: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "sendonce.toml").write_text(
+        f"[templates]\nfolder = '{folder.name}'\n"
+        '[store]\ndatabase_url_env = "UNSET_URL"\n[temporal]\napi_key_env = "UNSET_KEY"\n'
+        '[accounts.default]\ntransport = "smtp"\nhost = "127.0.0.1"\npassword_env = "UNSET_PASSWORD"\n'
+    )
+    for command in (("templates", "check"), ("templates", "preview", "order")):
+        for given in ((), ("--config", "sendonce.toml")):
+            found = run(*command, *given)
+            assert (found.code, found.err) == (0, "")
+    found = run("templates", "preview", "order", SENDONCE_CONFIG="elsewhere.toml")
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith("sendonce: elsewhere.toml: cannot be read")
 
 
 def test_the_default_locale_of_the_settings_serves(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -139,7 +154,7 @@ def test_preview_of_what_is_broken_or_missing_is_exit_code_1(run: Run, tmp_path:
     assert found.err == "sendonce: odrer: there is no such template; did you mean 'order'?\n"
     (tmp_path / "p.json").write_text("{}")
     found = run("templates", "preview", "order", "--parameters", "p.json")
-    assert (found.code, found.err) == (1, "sendonce: order/subject.txt:1: UndefinedError: 'id'\n")
+    assert (found.code, found.err) == (1, "sendonce: order/subject.txt:1: UndefinedError: 'id' is not given\n")
 
 
 @pytest.mark.usefixtures("folder")
@@ -155,3 +170,19 @@ def test_preview_opens_the_html_in_the_browser(run_process: Run, tmp_path: Path)
     (page,) = (tmp_path / "tmp").iterdir()
     assert (tmp_path / "opened").read_text().strip() == page.as_uri()
     assert page.read_text(encoding="utf-8") == "\ufeff<p>Größe 4711</p>"
+
+
+@pytest.mark.usefixtures("folder")
+def test_samples_come_from_classes_in_modules_beside_the_settings(run: Run, tmp_path: Path, folder: Path) -> None:
+    write(folder / "parcel_typed", {"subject.txt": "{{ number }}", "body.txt": "{{ number }}"})
+    code = "from pydantic import Field\nfrom sendonce import Template\n"
+    code += "class ParcelTyped(Template):\n    number: str = Field(examples=['P-1'])\n"
+    (tmp_path / "shop_mails_typed.py").write_text(code)
+    assert run("templates", "check").code == 1
+    (tmp_path / "sendonce.toml").write_text('[templates]\nfolder = "mails"\nmodules = ["shop_mails_typed"]\n')
+    assert run("templates", "check").out == "2 templates are in order\n"
+    assert json.loads(run("templates", "preview", "parcel_typed", "--json").out)["subject"] == "P-1"
+    (tmp_path / "sendonce.toml").write_text('[templates]\nfolder = "mails"\nmodules = ["shop_nothing"]\n')
+    found = run("templates", "check")
+    assert (found.code, found.out) == (2, "")
+    assert "[templates] modules: shop_nothing cannot be imported (ModuleNotFoundError" in found.err

@@ -82,6 +82,10 @@ def test_up_delivers_to_its_sink_and_keeps_everything(tmp_path: Path, database_u
         assert Path(told["settings"]).stat().st_mode & 0o077 == 0
         enqueue(told["database_url"], "k1")
         until_stage(told["database_url"], "k1", "sent")
+        # To be read and copied: no quote within the quotes, no line that is long for what it says.
+        assert told["first_mail"].count("'") == 2
+        said = told["first_mail"].replace(told["database_url"], "")
+        assert max(map(len, said.splitlines()[1:])) < 80
         subprocess.run(told["first_mail"], shell=True, check=True)
         until_stage(told["database_url"], "first", "sent")
         again = subprocess.run([*COMMAND, "up", "--data", folder], capture_output=True, text=True, check=False)
@@ -92,15 +96,25 @@ def test_up_delivers_to_its_sink_and_keeps_everything(tmp_path: Path, database_u
     assert Mailbox(folder / "mailbox").copies("b@y.example") == 1
 
     settings = tmp_path / "sendonce.toml"
-    settings.write_text('[accounts.shop]\ntransport = "smtp"\nhost = "mail.example.com"\n')
+    # No secret of these settings is there.
+    settings.write_text(
+        '[store]\ndatabase_url_env = "NOT_SET"\n[templates]\nfolder = "templates"\n'
+        '[accounts.shop]\ntransport = "smtp"\nhost = "mail.example.com"\nusername = "u"\npassword_env = "NOT_SET"\n'
+    )
+    (tmp_path / "templates" / "news").mkdir(parents=True)
+    (tmp_path / "templates" / "news" / "subject.txt").write_text("News")
+    (tmp_path / "templates" / "news" / "body.txt").write_text("Hello.")
+    ports = {name: told[name] for name in ("temporal", "ui", "smtp")}
     second, told = up(folder, tmp_path / "second.log", database_url, "--config", str(settings))
     with second:
         listed = subprocess.run(
             [*COMMAND, "list", "--config", told["settings"], "--json"], capture_output=True, text=True, check=True
         )
         assert [json.loads(line)["key"] for line in listed.stdout.splitlines()] == ["first", "k1"]
-        # An account of other settings delivers to the sink too.
-        enqueue(told["database_url"], "k2", account="shop")
+        # Bookmarks and settings stay right.
+        assert {name: told[name] for name in ports} == ports
+        # An account of other settings delivers to the sink too, and their templates are used.
+        enqueue(told["database_url"], "k2", account="shop", template="news", subject="", text="")
         until_stage(told["database_url"], "k2", "sent")
         second.terminate()
         assert second.wait(60) == 0
@@ -121,3 +135,15 @@ def test_up_ends_with_the_reason_when_a_server_dies(tmp_path: Path) -> None:
         os.kill(postmaster, signal.SIGKILL)
         assert process.wait(60) == 2
     assert "PostgreSQL ended by itself" in log.read_text()
+
+
+def test_up_tells_what_the_disk_refuses(tmp_path: Path) -> None:
+    folder, log = tmp_path / "installation", tmp_path / "up.log"
+    folder.mkdir()
+    (folder / "mailbox").write_text("in the way")
+    with ChildProcess([*COMMAND, "up", "--data", str(folder)], log=log) as process:
+        assert process.wait(60) == 2
+    said = " ".join(log.read_text().split())
+    assert "mailbox" in said
+    assert "make room or name another --data" in said
+    assert "Traceback" not in said

@@ -1,4 +1,4 @@
-"""Worker processes, forked from one that has loaded their modules: see ``worker_process.py``."""
+"""Worker and starter processes, forked from one that has loaded their modules: see ``worker_process.py``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sendonce.embedded import ChildProcess
 
 
 class Worker:
-    """One worker process."""
+    """One such process."""
 
     def __init__(self, forks: Forks, pid: int, log: Path) -> None:
         self._forks = forks
@@ -79,11 +79,17 @@ class Forks:
         with ours:
             self._channel = ours.makefile("rw")
 
-    def worker(
-        self, settings: Path, log: Path, *, stop: Sequence[str] | None = None, holds: Mapping[str, str] | None = None
+    def process(
+        self,
+        kind: str,
+        settings: Path,
+        log: Path,
+        *,
+        stop: Sequence[str] | None = None,
+        holds: Mapping[str, str] | None = None,
     ) -> Worker:
-        """Fork a worker; ``stop`` and ``holds`` as in ``worker_process.py``."""
-        request = {"settings": str(settings), "log": str(log), "stop": stop, "holds": dict(holds or {})}
+        """Fork a ``worker`` or ``starter``; ``stop`` and ``holds`` as in ``worker_process.py``."""
+        request = {"kind": kind, "settings": str(settings), "log": str(log), "stop": stop, "holds": dict(holds or {})}
         return Worker(self, self._ask(request)["pid"], log)
 
     def state(self, pid: int) -> dict[str, Any]:

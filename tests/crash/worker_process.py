@@ -1,6 +1,7 @@
-"""Workers as processes of their own, which can be told to stand still, or to freeze, at a point of their store.
+"""Workers and starters as processes of their own, which can be told to stand still, or to freeze, at a point of their
+store.
 
-``worker_process.py FD`` loads a worker's modules once, which takes seconds, and then forks a worker for each that
+``worker_process.py FD`` loads a worker's modules once, which takes seconds, and then forks a process for each that
 :mod:`tests.crash.forks` asks for over the socket ``FD``. It has one thread and no connection to anything: what a
 worker needs it makes itself, after the fork.
 """
@@ -21,7 +22,7 @@ from typing import Any
 
 from sendonce import settings, starter, worker
 from sendonce.activities import upkeep
-from sendonce.cli import logs
+from sendonce.cli import logs, starter_process
 from sendonce.settings.transports import BUILT_IN, find
 from sendonce.store import Store, conclude, plan, sweeps
 
@@ -81,9 +82,9 @@ async def _for_ever(email: str) -> None:
     await asyncio.Event().wait()
 
 
-def serve(file: str, stop: list[str] | None, holds: dict[str, str]) -> None:
-    """Serve until SIGTERM, by the settings in ``file``; ``stop`` and ``holds`` (by mail) are points such as ``before
-    begin``.
+def serve(kind: str, file: str, stop: list[str] | None, holds: dict[str, str]) -> None:
+    """Serve until SIGTERM as a ``worker`` or ``starter``, by the settings in ``file``; ``stop`` and ``holds`` (by mail)
+    are points such as ``before begin``.
     """
     logs.set_up("INFO", as_json=False)
     if stop is not None:
@@ -95,7 +96,8 @@ def serve(file: str, stop: list[str] | None, holds: dict[str, str]) -> None:
         setattr(module, name, value)
     found = settings.load(Path(file))
     config = settings.build_worker_config(found, settings.build_transports(found))
-    asyncio.run(worker.run_until_signal(config))
+    run = {"worker": worker.run_until_signal, "starter": starter_process.start_until_signal}[kind]
+    asyncio.run(run(config))
 
 
 class _Forks:
@@ -144,7 +146,7 @@ def main(fd: int) -> None:
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(log, stream)
-    serve(request["settings"], request["stop"], request["holds"])
+    serve(request["kind"], request["settings"], request["stop"], request["holds"])
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ address = "{world.target}"
 task_queue_prefix = "{world.prefix}"
 [worker]
 lanes = ["default"]
+with_starter = {starter}
 lease_seconds = {world.lease_seconds}
 window_margin_seconds = {margin}
 [starter]
@@ -86,6 +87,8 @@ class World:
         self.prefix = f"c{uuid4().hex[:10]}"
         self.places = 20
         self.lease_seconds = 5
+        self.with_starter = True
+        """Whether workers start workflows too."""
         self.relay, self.other = SmtpServer(), SmtpServer()
         self.secure = SmtpServer(tls=certificate.context, credentials={"shop": "hunter2-secret"})
         self.gateway = HttpGateway()
@@ -145,7 +148,9 @@ class World:
     def settings(self) -> Path:
         """The file of settings, as the accounts are now."""
         file = self.folder / "sendonce.toml"
-        text = SETTINGS.format(world=self, margin=WINDOW_MARGIN, answer=ANSWER_SECONDS)
+        text = SETTINGS.format(
+            world=self, starter=str(self.with_starter).lower(), margin=WINDOW_MARGIN, answer=ANSWER_SECONDS
+        )
         accounts = [f"[accounts.{name}]\n{settings}\n" for name, settings in self._accounts.items()]
         # Whole or not at all: a worker may be reading it.
         new = file.with_suffix(".new")
@@ -157,11 +162,18 @@ class World:
         """Start a worker process. ``stop`` and ``holds`` (by mail) are points of the store: see
         ``worker_process.py``.
         """
-        log = self.folder / f"worker-{len(self.workers)}.log"
         points = {str(email): point for email, point in (holds or {}).items()}
-        worker = self._forks.worker(self.settings, log, stop=stop or None, holds=points)
-        self.workers.append(worker)
-        return worker
+        return self._process("worker", stop, points)
+
+    def starter(self, *stop: str) -> Worker:
+        """Start a process that starts workflows and delivers nothing; ``stop`` as for a worker."""
+        return self._process("starter", stop, {})
+
+    def _process(self, kind: str, stop: Sequence[str], holds: Mapping[str, str]) -> Worker:
+        log = self.folder / f"{kind}-{len(self.workers)}.log"
+        process = self._forks.process(kind, self.settings, log, stop=stop or None, holds=holds)
+        self.workers.append(process)
+        return process
 
     async def ready(self, worker: Worker) -> None:
         """Wait until the worker serves."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+from rich.console import Console
+
+from sendonce.demo.play import Played
+from sendonce.demo.show import conclude
 from sendonce.demo.verdict import Planned, Row, judge
 
 PLAIN = Planned("k", ("a@x.example",))
@@ -58,3 +63,23 @@ def test_duplicates_and_losses_are_counted_by_recipient() -> None:
     rows = {"one": Row("one", "x", "y", "sent", 1, ""), "two": Row("two", "x", "y", "sent", 1, "")}
     verdict = judge(plans, rows, {"a": 3, "b": 1})
     assert (verdict.duplicates, verdict.lost, verdict.placed) == (2, 2, 2)
+
+
+@pytest.mark.parametrize("width", [80, 100, 128])
+def test_what_is_shown_fits_the_terminal_and_breaks_no_word(width: int) -> None:
+    plans = [
+        Planned("order-0022", ("a",), uncertain=True, story="SMTP: killed between accepted and marked"),
+        Planned("login-0092", ("b",), story="login code in the middle of the newsletters"),
+    ]
+    rows = {
+        "order-0022": Row("order-0022", "default", "default", "unknown", 1, "", ("unknown",)),
+        "login-0092": Row("login-0092", "default", "critical", "sent", 1, "250 2.0.0"),
+    }
+    console = Console(file=io.StringIO(), width=width)
+    conclude(console, Played(judge(plans, rows, {"a": 1, "b": 1}), 3, 0.7, 60.0))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    said = " ".join(shown.replace("│", " ").split())
+    for words in ("order-0022", "login-0092", "critical", "no answer", "said so, alarm", "250 2.0.0", "newsletters"):
+        assert words in said

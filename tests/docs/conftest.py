@@ -104,6 +104,22 @@ PAGES = {
     )
 }
 
+FOLLOWED = {
+    "docs/django.md",
+    "docs/testing.md",
+    "docs/tutorial.md",
+    "docs/migrating/celery.md",
+    "docs/migrating/django-post-office.md",
+    "docs/migrating/jobs-table.md",
+}
+"""Pages whose blocks belong together: test_testing.py, test_tutorial.py, test_migrating.py and
+tests/integrations/test_django_page.py run them as their readers would."""
+
+
+@pytest.fixture
+def followed() -> set[str]:
+    return FOLLOWED
+
 
 @pytest.fixture
 def example_secrets() -> Callable[[str], dict[str, str]]:
@@ -135,11 +151,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("page", PAGES.values(), ids=PAGES)
     for language in ("python", "sql"):
         if f"{language}_page" in metafunc.fixturenames:
-            found = [page for page in PAGES.values() if page.blocks(language)]
-            # Its time-skipping server needs a machine of its own: beside another worker's tests it can stand still.
-            marks = {("python", "docs/testing.md"): [pytest.mark.slow]}
-            params = [pytest.param(page, id=page.name, marks=marks.get((language, page.name), ())) for page in found]
-            metafunc.parametrize(f"{language}_page", params)
+            found = [page for page in PAGES.values() if page.blocks(language) and page.name not in FOLLOWED]
+            metafunc.parametrize(f"{language}_page", found, ids=[page.name for page in found])
     if "toml_block" in metafunc.fixturenames:
         blocks = [block for page in PAGES.values() for block in page.blocks("toml") if not _PACKAGING.match(block.text)]
         metafunc.parametrize("toml_block", blocks, ids=[f"{block.page}:{block.line}" for block in blocks])
@@ -207,7 +220,9 @@ def deliver(shop_url: str, client: Client, relay: SmtpServer) -> Callable[[], Aw
 
 
 async def _open(connection: psycopg.AsyncConnection) -> bool:
-    cursor = await connection.execute("SELECT FROM sendonce.email WHERE stage <> 'sent' AND send_after IS NULL")
+    cursor = await connection.execute(
+        "SELECT FROM sendonce.email WHERE stage NOT IN ('sent', 'cancelled') AND send_after IS NULL"
+    )
     return bool(await cursor.fetchall())
 
 

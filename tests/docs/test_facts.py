@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,11 +17,13 @@ from pydantic import BaseModel, SecretStr
 
 from sendonce import checks, message, outcome, settings
 from sendonce.activities.inflight import lease_margin
+from sendonce.activities.pulse import Pulse
 from sendonce.activities.transports.capability_table import capability_table
 from sendonce.activities.transports.http_settings import USUAL_BODY, GatewaySettings
 from sendonce.activities.transports.smtp import SmtpTransport
 from sendonce.activities.transports.smtp_replies import refusal
 from sendonce.activities.transports.smtp_settings import SmtpPoolSettings, SmtpSettings, SmtpTimeouts
+from sendonce.activities.upkeep import patience
 from sendonce.cli import app
 from sendonce.cli.base import ExitCode
 from sendonce.errors import ConfigurationError
@@ -31,6 +34,7 @@ from sendonce.settings import transports
 from sendonce.settings.loading import ENVIRONMENT
 from sendonce.settings.model import (
     LaneSettings,
+    RetentionSettings,
     RetrySettings,
     SafetySettings,
     StarterSettings,
@@ -39,9 +43,15 @@ from sendonce.settings.model import (
     TemporalSettings,
     WorkerSettings,
 )
+from sendonce.settings.watching import AlarmSettings, LogSettings, SinkSettings, TraceSettings, WatchSettings
 from sendonce.stages import Stage
+from sendonce.store import conditions
+from sendonce.store.gauges import COUNTED, Outstanding, Sample
+from sendonce.store.heartbeats import SERVED_SECONDS, SILENT_SECONDS
 from sendonce.store.offers import LOCK_TIMEOUT_MS
 from sendonce.store.sweeps import LAPSE_ALARM_SECONDS
+from sendonce.watching.message import FIELDS
+from sendonce.watching.metrics import Metrics, Seen
 
 if TYPE_CHECKING:
     from tests.docs.conftest import Page
@@ -61,6 +71,12 @@ CONFIGURATION = "docs/configuration.md"
         ("`[starter]`", StarterSettings),
         ("`[safety]`", SafetySettings),
         ("`[templates]`", TemplateSettings),
+        ("`[alarms]`", AlarmSettings),
+        ("`[sinks.<name>]`", SinkSettings),
+        ("`[watch]`", WatchSettings),
+        ("`[traces]`", TraceSettings),
+        ("`[log]`", LogSettings),
+        ("`[retention]`", RetentionSettings),
         ('`transport = "smtp"`', SmtpSettings),
         ("`pool` of an SMTP account", SmtpPoolSettings),
         ("`timeouts` of an SMTP account", SmtpTimeouts),
@@ -302,6 +318,12 @@ def test_every_module_is_on_the_map(pages: dict[str, Page], root: Path) -> None:
 # Command line and SQL ---------------------------------------------------------------------------------------------
 
 
+def test_every_extra(pages: dict[str, Page], root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    documented = [row["extra"] for row in pages["docs/installing.md"].table("Extras")]
+    assert sorted(documented) == sorted(project["optional-dependencies"])
+
+
 def test_every_command(pages: dict[str, Page]) -> None:
     documented = [row["command"] for row in pages["docs/cli.md"].table("Commands")]
     assert sorted(documented) == sorted(typer.main.get_group(app).commands)
@@ -317,9 +339,32 @@ def test_every_kind_of_alarm(pages: dict[str, Page], root: Path) -> None:
     raised = set(re.findall(r'raise_(?:once|alarm)\(\s*conn,\s*"(\w+)"', source))
     raised |= set(re.findall(r"SELECT c\.now, '(\w+)'", source))
     raised |= {str(Stage.DEAD), str(Stage.EXPIRED)}  # raised under the stage's name
+    raised |= {conditions.LOOP_DEAD, conditions.OVERDUE, conditions.BACKLOG, conditions.GAP}
+    raised |= {conditions.OLD_TRANSACTION}
     assert {row["kind"] for row in pages["docs/cli.md"].table("Alarms")} == raised
+
+
+def test_a_message_about_alarms_and_the_metrics(pages: dict[str, Page]) -> None:
+    page = pages["docs/watching.md"]
+    rows = [line for line in page.section("Alarms").splitlines() if line.startswith("| `")]
+    assert {line.split("`")[1] for line in rows} == FIELDS
+    pulse = Pulse()
+    pulse.expect("leases", 1.0)
+    sample = Sample(0.0, (Outstanding("default", "default", "pending", 1, 1, 1.0),), {"dead": 1}, None, fresh=True)
+    metrics = Metrics(pulse, Seen(sample, 0.0, {"mails": {"used": 1}}), accounts=[], lanes=[], clock=lambda: 0.0)
+    families = {family.name: family for family in metrics.registry.collect() if family.name.startswith("sendonce_")}
+    shown = {name + ("_total" if family.type == "counter" else "") for name, family in families.items()}
+    assert {row["metric"] for row in page.table("Metrics")} == shown
+    prose = " ".join(page.prose.split())
+    assert f"that has not come round for {patience(5.0):.0f} seconds" in prose
+    assert f"a process that has been silent for {SILENT_SECONDS:.0f}." in prose
+    assert SERVED_SECONDS == 3600
+    assert "served all its lanes for an hour" in prose
+    assert f"stops at {COUNTED:,} rows of a kind" in prose
 
 
 def test_every_member_of_a_message(pages: dict[str, Page]) -> None:
     documented = [row["member"] for row in pages["docs/sql.md"].table("The message")]
-    assert sorted(documented) == sorted(message.OutgoingEmail.model_fields.keys() - {"attachments"})
+    # The typed API finds the caller's span by itself.
+    members = message.OutgoingEmail.model_fields.keys() - {"attachments"} | {"traceparent"}
+    assert sorted(documented) == sorted(members)

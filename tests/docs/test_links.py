@@ -23,11 +23,13 @@ def test_links_lead_to_files_and_headings(page: Page, pages: dict[str, Page], ro
     assert broken == []
 
 
-def test_the_readme_leads_to_every_page(pages: dict[str, Page]) -> None:
-    linked = {link.partition("#")[0] for link in pages["README.md"].links}
+def test_the_first_page_leads_to_every_page(pages: dict[str, Page]) -> None:
+    linked = {link.partition("#")[0] for link in pages["docs/index.md"].links}
     # Providers have a page of their own that leads to theirs.
-    linked |= {f"docs/{link}" for link in pages["docs/providers.md"].links if link.startswith("providers/")}
-    assert set(pages) - {"README.md"} <= linked
+    linked |= {link for link in pages["docs/providers.md"].links if link.startswith("providers/")}
+    assert {name for name in pages if name.startswith("docs/")} - {"docs/index.md"} <= {
+        f"docs/{link}" for link in linked
+    }
 
 
 def test_files_that_are_named_exist(page: Page, root: Path) -> None:

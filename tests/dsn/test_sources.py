@@ -125,6 +125,13 @@ async def test_a_mail_is_recorded_moved_and_never_read_again(ledger: Ledger, sam
     assert ledger.calls == calls
 
 
+@pytest.mark.parametrize("name", ["nowhere", "x" * 5000, "a-file"])
+def test_what_is_no_maildir_is_said_to_be_none(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a-file").write_bytes(b"")
+    with pytest.raises(ConfigurationError, match="is no Maildir that can be read"):
+        Maildir(tmp_path / name)
+
+
 async def test_while_the_store_is_away_mails_stay_in_new(ledger: Ledger, sample: Sample, maildir: Path) -> None:
     for number in range(3):
         (maildir / "new" / f"{number}").write_bytes(sample("postfix-failed"))

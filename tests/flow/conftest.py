@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,17 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+import temporalio.client
+import temporalio.worker
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
-from temporalio.client import Client, WorkflowHandle
+from temporalio.api.sdk.v1 import WorkflowMetadata
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
+from temporalio.testing import WorkflowEnvironment
 
 from sendonce.activities.failures import client_options
 from sendonce.activities.transports.base import Capability, Gate, Job, Mail, Recipient, Rendering
@@ -99,6 +104,8 @@ class Flow:
     target: str
     prefix: str = field(default_factory=lambda: f"t{uuid4().hex[:10]}")
     ids: dict[str, UUID] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+    """Ids of further workflows whose histories are worth keeping."""
 
     async def rows(self, query: str, params: Any = None) -> list[dict[str, Any]]:
         connection = await psycopg.AsyncConnection.connect(self.database_url, autocommit=True, row_factory=dict_row)
@@ -176,6 +183,7 @@ class Flow:
             "task_queue_prefix": self.prefix,
             "drain_seconds": 5.0,
             "poll_seconds": 0.2,
+            "sandboxed": True,
         } | changes
         return WorkerConfig(**settings)
 
@@ -198,6 +206,59 @@ class Flow:
 
     def handle(self, key: str) -> WorkflowHandle[Any, Any]:
         return self.client.get_workflow_handle(key)
+
+    async def details(self, key: str) -> str:
+        """What the Temporal UI shows as the workflow's current details; a worker must run."""
+        found: WorkflowMetadata = await self.handle(key).query(
+            "__temporal_workflow_metadata", result_type=WorkflowMetadata
+        )
+        return found.current_details
+
+    async def until_details(self, key: str, part: str) -> str:
+        """Wait until they hold ``part``."""
+        await self.until_event(key, "workflow_execution_started")
+        found: list[str] = []
+
+        async def there() -> bool:
+            found[:] = [await self.details(key)]
+            return part in found[0]
+
+        await until(there, f"details with {part!r}")
+        return found[0]
+
+    async def until_closed(self, key: str) -> None:
+        """Wait until the workflow has ended, however."""
+        await self.until_event(key, "workflow_execution_started")
+        with suppress(WorkflowFailureError):
+            await self.handle(key).result()
+
+    async def attributes(self, key: str) -> dict[str, Any]:
+        """The search attributes of the workflow that are ours."""
+        described = await self.handle(key).describe()
+        found = {pair.key.name: pair.value for pair in described.typed_search_attributes}
+        return {name: value for name, value in found.items() if name.startswith("Send")}
+
+    async def until_attribute(self, key: str, name: str, value: str) -> None:
+        await self.until_event(key, "workflow_execution_started")
+
+        async def there() -> bool:
+            return (await self.attributes(key)).get(name) == value
+
+        await until(there, f"{name} = {value}")
+
+    async def update(self, key: str, name: str, given: Any = None, *, id: str | None = None) -> dict[str, Any]:  # noqa: A002
+        """Send an update as the Temporal UI does; returns what it says."""
+        args = [] if given is None else [given]
+        answered: dict[str, Any] = await self.handle(key).execute_update(name, args=args, id=id)
+        return answered
+
+    async def refused(self, key: str, name: str, given: Any = None, *, id: str | None = None) -> tuple[str, str]:  # noqa: A002
+        """The same, for an update that is refused: the failure's type and words."""
+        with pytest.raises(WorkflowUpdateFailedError) as failure:
+            await self.update(key, name, given, id=id)
+        cause = failure.value.cause
+        assert isinstance(cause, ApplicationError)
+        return str(cause.type), cause.message
 
     async def events(self, key: str) -> list[str]:
         """The workflow's history, as names of event types; empty while there is no workflow."""
@@ -263,12 +324,63 @@ async def flow(
     yield flow
     if "FLOW_HISTORIES" in os.environ:
         name = re.sub(r"\W+", "_", request.node.name.removeprefix("test_")).strip("_")
-        for key in flow.ids:
+        kept = [(name, key) for key in flow.ids] + [(f"{name}_other", key) for key in flow.others]
+        for file, key in kept:
             history = await flow.handle(key).fetch_history()
-            (Path(os.environ["FLOW_HISTORIES"]) / f"{name}.json").write_text(history.to_json() + "\n")
+            (Path(os.environ["FLOW_HISTORIES"]) / f"{file}.json").write_text(history.to_json() + "\n")
 
 
 @pytest.fixture
 def relay() -> type[Relay]:
     """The class of the scripted transport."""
     return Relay
+
+
+class StoreClock(temporalio.client.Interceptor, temporalio.worker.Interceptor):
+    """Before each activity the store's clock is set to the server's."""
+
+    def __init__(self, environment: WorkflowEnvironment, database_url: str) -> None:
+        self._environment = environment
+        self._database_url = database_url
+
+    async def sync(self) -> None:
+        now = await self._environment.get_current_time()
+        connection = await psycopg.AsyncConnection.connect(self._database_url, autocommit=True)
+        async with connection:
+            await connection.execute("UPDATE public.test_clock SET off = %s - clock_timestamp()", [now])
+
+    def intercept_activity(
+        self,
+        next: temporalio.worker.ActivityInboundInterceptor,  # noqa: A002
+    ) -> temporalio.worker.ActivityInboundInterceptor:
+        return _Synced(next, self)
+
+
+class _Synced(temporalio.worker.ActivityInboundInterceptor):
+    def __init__(self, following: temporalio.worker.ActivityInboundInterceptor, clock: StoreClock) -> None:
+        super().__init__(following)
+        self._clock = clock
+
+    async def execute_activity(self, input: temporalio.worker.ExecuteActivityInput) -> Any:  # noqa: A002
+        await self._clock.sync()
+        return await super().execute_activity(input)
+
+
+Virtual = Callable[[Flow, WorkflowEnvironment], Awaitable[Client]]
+
+
+@pytest.fixture
+def virtual() -> Virtual:
+    """Make a client of the time-skipping server whose workers keep the store's clock with it."""
+    return _virtual
+
+
+async def _virtual(flow: Flow, environment: WorkflowEnvironment) -> Client:
+    await flow.own_clock()
+    clock = StoreClock(environment, flow.database_url)
+    await clock.sync()
+    config = environment.client.config()
+    config["interceptors"] = [*config["interceptors"], clock]
+    config["data_converter"] = client_options()["data_converter"]
+    flow.client = Client(**config)
+    return flow.client

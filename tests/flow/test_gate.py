@@ -22,7 +22,7 @@ from sendonce.store.records import Claimed
 from sendonce.workflows.port import Ticket
 
 if TYPE_CHECKING:
-    from tests.flow.conftest import Flow
+    from tests.flow.conftest import Flow, Relay
 
 LANE = LanePolicy("default")
 
@@ -38,6 +38,7 @@ async def claimed(flow: Flow) -> AsyncIterator[tuple[StoreGate, Flight]]:
         claim = await store.claim(flight.email_id, key, lane=LANE, worker="w", lease_seconds=20.0)
         assert isinstance(claim, Claimed)
         flight.claimed(claim.attempt_id, asyncio.get_running_loop().time())
+        await store.pin(flight.email_id, "mime", body=b"", method="", url="", headers=(), digest=b"digest")
         yield (
             StoreGate(
                 store,
@@ -53,6 +54,32 @@ async def claimed(flow: Flow) -> AsyncIterator[tuple[StoreGate, Flight]]:
             flight,
         )
         flight.settling()
+
+
+async def test_after_a_failover_that_no_look_has_noticed_yet_nothing_is_begun(flow: Flow, relay: type[Relay]) -> None:
+    """As connections through a pooler lead to a promoted standby: the last look was at the old server."""
+    async with await psycopg.AsyncConnection.connect(flow.database_url, autocommit=True) as connection:
+        await connection.execute(
+            "CREATE OR REPLACE FUNCTION sendonce.server_identity() RETURNS TABLE (system_id text, timeline integer,"
+            ' database_oid bigint, "position" bigint, started_at timestamptz) LANGUAGE sql'
+            " AS $$ SELECT '7', 99, 5::bigint, NULL::bigint, pg_postmaster_start_time() $$"
+        )
+    async with flow.worker(relay()):
+        key = await flow.enqueue()
+        await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'halted'")
+        # No look has seen anything.
+        assert await flow.rows("SELECT timeline, halted_at FROM sendonce.continuity") == [
+            {"timeline": 99, "halted_at": None}
+        ]
+    assert await flow.rows("SELECT FROM sendonce.attempt WHERE begun_at IS NOT NULL") == []
+    email = await flow.email(key)
+    assert (email["stage"], email["attempts"]) == ("pending", 0)
+    # Not again before this process has looked.
+    *_, last = await flow.attempts(key)
+    assert (email["next_attempt_at"] - last["ended_at"]).total_seconds() >= 5.0
+    # Who has said that a failover loses nothing goes on.
+    async with flow.worker(relay(), failover="go_on"):
+        await flow.until_stage(await flow.enqueue("k2"), "sent")
 
 
 @asynccontextmanager

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
+import psycopg
 import pytest
+from temporalio.client import Client
 
+from sendonce.activities.failures import client_options
+from sendonce.activities.inflight import Flight, Flights
+from sendonce.activities.poke import SignalPoker
 from sendonce.activities.transports.base import Gate, Job, Mail, Rendering
 from sendonce.errors import InvalidEmail
-from sendonce.outcome import Accepted, AccountFault, AttemptResult, NotOffered, Outcome, Reply, same_for_all
-from sendonce.policy import LanePolicy
+from sendonce.outcome import Accepted, AccountFault, AttemptResult, Deferred, NotOffered, Outcome, Reply, same_for_all
+from sendonce.policy import DEFAULT_LANES, LanePolicy
 from sendonce.starter import start_delivery
-from sendonce.workflows.port import Ticket, Wake
+from sendonce.store.pool import STEADY
+from sendonce.templates import Templates
+from sendonce.workflows.port import AttemptAnswer, Sleep, Ticket, Wake
+from tests.flow.conftest import until
 
 if TYPE_CHECKING:
     from tests.flow.conftest import Flow, Relay, Step
@@ -157,7 +168,7 @@ async def test_an_outage_pauses_the_account_after_several_mails(flow: Flow, rela
     transport = relay(answer(NotOffered(Reply(0, "connect")), offer=False))
     async with flow.worker(transport, breaker_mails=3):
         keys = [await flow.enqueue(f"{n}", retry={"delays": [600]}) for n in range(3)]
-        await flow.rows_until("SELECT 1 FROM sendonce.account WHERE pause_why = '0 outage'")
+        await flow.rows_until("SELECT 1 FROM sendonce.account WHERE pause_why = 'outage'")
     assert [len(await flow.attempts(key)) for key in keys] == [1, 1, 1]
 
 
@@ -174,8 +185,46 @@ async def test_an_unknown_account_alarms_and_waits(flow: Flow, relay: type[Relay
         key = await flow.enqueue(account="elsewhere")
         found = await flow.rows_until("SELECT name, pause_why FROM sendonce.account")
         await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'not_configured'")
-    assert found == [{"name": "elsewhere", "pause_why": "0 not_configured"}]
+    assert found == [{"name": "elsewhere", "pause_why": "not_configured"}]
     assert (await flow.email(key))["attempts"] == 0
+
+
+async def test_a_worker_that_lacks_the_account_does_not_keep_its_mail_from_others(
+    flow: Flow, relay: type[Relay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sendonce.activities.transmission.NOT_CONFIGURED_DELAY", 0.5)
+    monkeypatch.setattr("sendonce.activities.attempt.ELSEWHERE_SLEEP", (0.5, 1.0))
+    # Two workers of one queue cannot share a client.
+    other, another = relay(), await Client.connect(flow.target, **client_options())
+    async with flow.worker(relay()):
+        keys = [await flow.enqueue(f"{n}", account="other") for n in range(4)]
+        for key in keys:
+            await flow.rows_until("SELECT 1 FROM sendonce.email WHERE key = %s AND seen_at IS NOT NULL", [key])
+        async with flow.worker(relay(), other, with_starter=False, client=another):
+            for key in keys:
+                await flow.until_stage(key, "sent")
+    assert len(other.jobs) == 4
+
+
+async def test_a_worker_with_an_old_folder_of_templates_does_not_keep_mail_from_others(
+    flow: Flow, relay: type[Relay], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sendonce.activities.transmission.TEMPLATE_BASE", 0.5)
+    monkeypatch.setattr("sendonce.activities.transmission.TEMPLATE_CAP", 1.0)
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "new" / "welcome").mkdir()
+    (tmp_path / "new" / "welcome" / "subject.txt").write_text("Welcome")
+    (tmp_path / "new" / "welcome" / "body.txt").write_text("Hello")
+    transport, another = relay(), await Client.connect(flow.target, **client_options())
+    async with flow.worker(relay(), templates=Templates(tmp_path / "old")):
+        keys = [await flow.enqueue(f"{n}", text=None, subject="", template="welcome") for n in range(4)]
+        for key in keys:
+            await flow.rows_until("SELECT 1 FROM sendonce.email WHERE key = %s AND claims > 0", [key])
+        async with flow.worker(transport, templates=Templates(tmp_path / "new"), client=another):
+            for key in keys:
+                await flow.until_stage(key, "sent")
+    assert len(transport.jobs) == 4
 
 
 async def test_a_mail_with_a_template_waits_with_an_alarm(flow: Flow, relay: type[Relay]) -> None:
@@ -336,8 +385,127 @@ async def test_alarms_are_logged_with_ids_and_codes(
     transport = relay(answer(AccountFault(Reply(535, "5.7.8", "bad credentials of ann")), offer=False))
     async with flow.worker(transport):
         await flow.enqueue()
-        await flow.rows_until("SELECT 1 FROM sendonce.alarm WHERE delivered_at IS NOT NULL")
+        await flow.rows_until("SELECT 1 FROM sendonce.alarm_notice WHERE told > 0")
     alarms = [r.getMessage() for r in caplog.records if r.name == "sendonce.alarms"]
     assert len(alarms) == 1
     assert "kind=account_paused account=default" in alarms[0]
     assert "detail=535 5.7.8" in alarms[0]
+
+
+async def test_what_has_begun_in_another_lane_takes_none_of_a_lanes_room() -> None:
+    flights = Flights(SignalPoker())
+    release = asyncio.Event()
+
+    async def waits() -> AttemptAnswer:
+        await release.wait()
+        return Sleep(1.0, "test")
+
+    for n, lane in enumerate(("default", "default", "bulk")):
+        ticket = Ticket(str(uuid4()), f"k{n}", lane)
+        flights.start(Flight(ticket, DEFAULT_LANES[lane], 20.0), waits())
+    assert [flights.young(lane) for lane in ("default", "bulk", "critical")] == [2, 1, 0]
+    release.set()
+    await flights.drain(5.0)
+    assert flights.young("default") == 0
+
+
+async def test_a_long_transaction_that_calls_mails_off_stops_no_other_mail(flow: Flow, relay: type[Relay]) -> None:
+    """It holds more rows locked than the process has connections; whoever claims them does not wait with one."""
+    transport = relay()
+    keys = [await flow.enqueue(f"{n}") for n in range(6)]
+    async with await psycopg.AsyncConnection.connect(flow.database_url) as business:
+        for key in keys:
+            await business.execute("SELECT FROM sendonce.cancel(%s)", [key])
+        async with flow.worker(transport, pool_size=4):
+            for key in keys:
+                await start_delivery(flow.client, Ticket(str(flow.ids[key]), key, "default"), prefix=flow.prefix)
+            for key in keys:
+                await flow.until_details(key, "open transaction")
+            other = await flow.enqueue("other")
+            await flow.until_stage(other, "sent", seconds=10)
+            await business.commit()
+            for key in keys:
+                await flow.until_closed(key)
+    assert {row["stage"] for row in await flow.rows("SELECT stage FROM sendonce.email")} == {"cancelled", "sent"}
+    assert len(transport.jobs) == 1
+
+
+async def test_mails_that_are_being_called_off_stand_before_nobody(flow: Flow, relay: type[Relay]) -> None:
+    """More than a starter looks at in one go, the oldest of their lane, locked by a transaction that stays open."""
+    keys = [await flow.enqueue(f"{n}") for n in range(45)]
+    async with await psycopg.AsyncConnection.connect(flow.database_url) as business:
+        for key in keys:
+            await business.execute("SELECT FROM sendonce.cancel(%s)", [key])
+        async with flow.worker(relay()):
+            other = await flow.enqueue("other")
+            await flow.until_stage(other, "sent", seconds=10)
+            await business.rollback()
+            # Nobody forgets them: the next looks find them again.
+            await flow.rows_until("SELECT 1 FROM sendonce.email HAVING bool_and(stage = 'sent')")
+
+
+async def test_a_process_that_ends_does_not_wait_for_a_lock(flow: Flow, relay: type[Relay]) -> None:
+    """An update waits for the row that somebody holds locked. It is answered by the next process."""
+    transport = relay(answer(Deferred(Reply(451, "4.7.1"))), answer(ACCEPTED))
+    somebody = await psycopg.AsyncConnection.connect(flow.database_url)
+    async with flow.worker(transport) as running:
+        key = await flow.enqueue(retry={"delays": [300]})
+        await flow.until_event(key, "timer_started")
+        await somebody.execute("SELECT FROM sendonce.email FOR UPDATE")
+        asking = asyncio.create_task(flow.update(key, "retry_now"))
+        await flow.rows_until("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        running.stop.set()
+        async with asyncio.timeout(15):
+            await asyncio.wait({running.task})
+    await somebody.close()
+    async with flow.worker(transport):
+        assert (await asking)["stage"] == "pending"
+        await flow.until_stage(key, "sent")
+
+
+async def test_an_account_that_nobody_has_is_asked_for_ever_less(
+    flow: Flow, relay: type[Relay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time by a new run, which is the same to whoever looks at it."""
+    monkeypatch.setattr("sendonce.activities.transmission.NOT_CONFIGURED_DELAY", 0.4)
+    async with flow.worker(relay()):
+        key = await flow.enqueue(account="elsewhere")
+        await flow.rows_until("SELECT 1 FROM sendonce.attempt HAVING count(*) >= 1")
+        first = await flow.handle(f"{key}@elsewhere").describe()
+        attempts = await flow.rows_until("SELECT 1 FROM sendonce.attempt HAVING count(*) >= 4") and (
+            await flow.attempts(key)
+        )
+        last = await flow.handle(f"{key}@elsewhere").describe()
+    waits = [(after["claimed_at"] - before["ended_at"]).total_seconds() for before, after in pairwise(attempts[:4])]
+    assert waits[0] >= 0.4
+    assert waits[1] >= 0.8
+    assert waits[2] >= 1.6
+    assert first.run_id != last.run_id
+    for name in ("SendAccount", "SendLane"):
+        assert first.search_attributes[name] == last.search_attributes[name]
+
+
+async def test_a_withdrawal_and_an_update_that_meet_a_lock_say_so(
+    flow: Flow, relay: type[Relay], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store is there: nobody says that it is away."""
+    monkeypatch.setattr("sendonce.store.pool.STEADY", STEADY.replace("'5000'", "'200'"))
+    async with flow.worker(relay(answer(Deferred(Reply(451, "4.7.1"))))):
+        key = await flow.enqueue(retry={"delays": [300]})
+        await flow.until_event(key, "timer_started")
+        async with await psycopg.AsyncConnection.connect(flow.database_url) as somebody:
+            await somebody.execute("SELECT FROM sendonce.email FOR UPDATE")
+            asking = asyncio.create_task(flow.update(key, "retry_now"))
+            await until(lambda: summed(flow, key, "open transaction"), "the update's timer")
+            await flow.handle(key).cancel()
+            await flow.until_details(key, "open transaction")
+        await asking
+        await flow.until_closed(key)
+    assert (await flow.email(key))["stage"] == "cancelled"
+    assert "cannot be reached" not in caplog.text
+
+
+async def summed(flow: Flow, key: str, summary: str) -> bool:
+    """Whether a timer of the workflow's has this summary."""
+    history = await flow.handle(key).fetch_history()
+    return any(summary.encode() in event.user_metadata.summary.data for event in history.events)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial, partialmethod
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.client import Client
@@ -15,11 +16,18 @@ from temporalio.client import Client
 from sendonce import embedded
 from sendonce.activities.failures import client_options
 from sendonce.activities.inflight import Flights
+from sendonce.activities.leases import StoreHealth
+from sendonce.activities.poke import SignalPoker
+from sendonce.activities.pulse import Pulse
 from sendonce.activities.transports.base import Gate, Job
+from sendonce.activities.upkeep import Upkeep, forever
 from sendonce.embedded import EmbeddedTemporal
+from sendonce.ending import end
 from sendonce.outcome import Accepted, AttemptResult, Deferred, Reply, same_for_all
-from sendonce.store import open_pool
+from sendonce.store import Store, open_pool
 from sendonce.worker import serve
+from sendonce.workflows.port import Wake
+from tests.flow.conftest import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,6 +96,9 @@ async def test_an_outcome_that_could_not_be_recorded_survives_its_process(
         async with flow.worker(transport, drain_seconds=0.1, hand_off_seconds=hand_off):
             key = await flow.enqueue()
             await provider.there.wait()
+            if hand_off:
+                # The activity has answered: what comes now can reach the workflow by a signal only.
+                await flow.until_event(key, "marker_recorded")
             await down.enter_async_context(flow.store_away())
             provider.go.set()
             await flow.until_event(key, carried_by)
@@ -291,3 +302,52 @@ async def test_a_worker_waits_for_a_namespace_that_is_still_to_come(
     finally:
         stop.set()
         await serving
+
+
+async def test_a_poke_that_cannot_be_delivered_raises_nothing() -> None:
+    poker = SignalPoker()
+    await poker.wake("order-7", Wake())
+    poker.client = await Client.connect("127.0.0.1:1", lazy=True)
+    await poker.wake("order-7", Wake())
+
+
+async def test_a_round_that_meets_a_lock_has_not_seen_the_store_away(
+    flow: Flow, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lapses are forgiven for an outage. A transaction of somebody's is none."""
+    await flow.enqueue()
+    health, pulse, met = StoreHealth(), Pulse(), asyncio.Event()
+
+    async def body() -> None:
+        async with await psycopg.AsyncConnection.connect(flow.database_url, options="-c lock_timeout=50") as conn:
+            try:
+                await conn.execute("SELECT FROM sendonce.email FOR UPDATE")
+            except psycopg.errors.LockNotAvailable:
+                asyncio.get_running_loop().call_soon(met.set)
+                raise
+
+    async with await psycopg.AsyncConnection.connect(flow.database_url) as somebody:
+        await somebody.execute("SELECT FROM sendonce.email FOR UPDATE")
+        round_ = asyncio.create_task(forever("sweep", 60.0, body, health, pulse))
+        await met.wait()
+        await until(partial(logged, caplog, "open transaction holds a row"), "the round's end")
+        await end([round_])
+    assert health.ago() is None
+
+
+async def logged(caplog: pytest.LogCaptureFixture, words: str) -> bool:
+    return words in caplog.text
+
+
+async def test_a_round_of_waking_leaves_the_rest_to_timers(
+    flow: Flow, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Temporal that swallows calls lets each take its time; the round must not look stuck for that."""
+    monkeypatch.setattr("sendonce.activities.upkeep.WAKE_ROUND_SECONDS", 0.0)
+    for n in range(3):
+        await flow.enqueue(f"{n}")
+    await flow.rows("UPDATE sendonce.email SET started_at = sendonce.clock()")
+    await flow.rows("INSERT INTO sendonce.wake (email_id) SELECT id FROM sendonce.email")
+    async with open_pool(flow.database_url, name="test") as pool:
+        await Upkeep(Store(pool), SignalPoker(), {}, {}, "worker").wake()
+    assert "3 workflows are left to their own timers" in caplog.text

@@ -157,7 +157,14 @@ def test_an_outcome_of_another_release_is_not_guessed_at() -> None:
         (Finished(Stage.SENT, 250, "2.0.0", True, False, 3), Ended("sent", 250, "2.0.0", True, False, 3)),
         (Finished(Stage.DEAD, 451, "see ann@example.org"), Ended("dead", 451, "")),
         (Wait(5.0, "deferred", Stage.PENDING, 451, "4.7.1", 2), Sleep(5.0, "deferred", "pending", 451, "4.7.1", 2)),
-        (Held(9.0, "operator said: wait", Stage.UNKNOWN), Sleep(9.0, "held", "unknown")),
+        (
+            Held(9.0, "operator said: wait", Stage.UNKNOWN),
+            Sleep(9.0, "held", "unknown", held=True, awaits="operator"),
+        ),
+        (
+            Wait(9.0, "unanswered", Stage.UNKNOWN, awaits="replay"),
+            Sleep(9.0, "unanswered", "unknown", awaits="replay"),
+        ),
         (Busy(6.0, Stage.TRANSMITTING), Sleep(6.0, "busy", "transmitting")),
         (NoSuchRow(), Missing()),
     ],

@@ -73,6 +73,9 @@ async def test_histories_and_logs_hold_codes_only(
     async with flow.worker(relay(*(broken if step is None else answer(step) for step in steps))):
         key = await flow.enqueue(**SECRETS)
         await flow.until_stage(key, stage)
+        told = await flow.until_details(key, f"**{stage}**")
+        assert "canary" not in told
+        assert CANARY not in told
         await flow.until_event(
             key,
             {"unknown": "timer_started", "failed": "workflow_execution_failed"}.get(
@@ -84,6 +87,10 @@ async def test_histories_and_logs_hold_codes_only(
     assert key.encode() in whole
     assert b"canary" not in whole
     assert "canary" not in caplog.text
+    # What people see beside the history, and keep: attributes, memo, summary.
+    described = await flow.handle(key).describe()
+    assert described.raw_description.workflow_execution_info.search_attributes.indexed_fields
+    assert b"canary" not in described.raw_description.SerializeToString()
     # What people need stands in the store.
     assert (await flow.rows("SELECT mailbox FROM sendonce.recipient")) == [{"mailbox": CANARY}]
 
@@ -185,3 +192,29 @@ async def test_the_failure_of_a_whole_workflow_carries_no_trace(flow: Flow, rela
     assert isinstance(cause, ApplicationError)
     assert cause.failure is not None
     assert cause.failure.stack_trace == ""
+
+
+async def test_updates_keep_what_people_write_out_of_temporal_unless_it_is_harmless(
+    flow: Flow, relay: type[Relay], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with flow.worker(relay(answer(Deferred(Reply(451, TEXT, TEXT))))):
+        key = await flow.enqueue(**SECRETS, template="template canary", retry={"delays": [300]}, rendered=True)
+        await flow.until_event(key, "timer_started")
+        for name, given in (
+            ("retry_now", {"by": CANARY}),
+            ("cancel", {"because": f"asked by {CANARY}"}),
+            ("resolve", {"decision": "sent", "by": "Ann", "because": TEXT}),
+            ("cancel", {"canary": "x"}),
+        ):
+            kind, said = await flow.refused(key, name, given)
+            assert kind == "invalid"
+            assert "canary" not in said
+        await flow.refused(key, "resolve", {"decision": "sent", "by": "Ann", "because": "the log shows it"})
+        await flow.update(key, "cancel", {"by": "Ann", "because": "asked by phone"})
+        await flow.until_closed(key)
+    history = await flow.handle(key).fetch_history()
+    whole = b"".join(event.SerializeToString() for event in history.events)
+    assert b"asked by phone" in whole
+    assert b"canary" not in whole
+    assert "canary" not in caplog.text

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
+from temporalio import workflow
 from temporalio.client import Client
 from temporalio.service import RPCError
+from temporalio.worker import Worker
 
 from sendonce import embedded, start_now
 from sendonce.activities.failures import client_options
@@ -31,16 +33,16 @@ async def test_a_notification_wakes_the_starter(flow: Flow, relay: type[Relay]) 
 
 
 class Hints:
-    """A listener, and how often it called."""
+    """A listener, and for which lanes it called."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.lanes: list[str] = []
 
-    def wake(self) -> None:
-        self.count += 1
+    def wake(self, lane: str) -> None:
+        self.lanes.append(lane)
 
     async def reaches(self, count: int) -> bool:
-        return self.count >= count
+        return len(self.lanes) >= count
 
 
 async def test_a_listener_calls_on_connect_and_for_each_commit(flow: Flow) -> None:
@@ -49,8 +51,9 @@ async def test_a_listener_calls_on_connect_and_for_each_commit(flow: Flow) -> No
     await flow.until(lambda: hints.reaches(1), "the first look")
     await flow.enqueue("one")
     await flow.until(lambda: hints.reaches(2), "a notification")
-    await flow.enqueue("two")
+    await flow.enqueue("two", lane="bulk")
     await flow.until(lambda: hints.reaches(3), "another one")
+    assert hints.lanes == ["", "default", "bulk"]
     listener.cancel()
     await asyncio.wait({listener})
 
@@ -128,6 +131,13 @@ async def test_starting_at_once_never_raises_into_business_code(flow: Flow) -> N
     assert not await start_now(flow.client, Enqueued(uuid4(), "key", "default", "default", False, Stage.SENT))
 
 
+async def test_a_mail_that_was_there_is_not_started_in_the_lane_of_whoever_repeats_it(flow: Flow) -> None:
+    key = await flow.enqueue(send_after="2090-01-01T00:00:00Z")
+    again = Enqueued(flow.ids[key], key, "default", "bulk", False, Stage.PENDING)
+    assert not await start_now(flow.client, again, task_queue_prefix=flow.prefix)
+    assert await flow.events(key) == []
+
+
 async def test_a_store_that_forgot_learns_from_the_completed_run(flow: Flow, relay: type[Relay]) -> None:
     transport = relay()
     async with flow.worker(transport):
@@ -159,6 +169,29 @@ async def test_a_key_under_which_another_mail_was_sent_is_held(flow: Flow, relay
         held = await flow.rows_until("SELECT held_why FROM sendonce.email WHERE held_why IS NOT NULL")
     assert held == [{"held_why": "key_sent_before"}]
     assert "held" in await flow.alarms()
+    assert len(transport.jobs) == 1
+
+
+@workflow.defn(name="EmailDelivery", sandboxed=False)
+class Stranger:
+    """Somebody else's, under our name."""
+
+    @workflow.run
+    async def run(self) -> str:
+        return "done"
+
+
+async def test_a_result_that_cannot_be_read_holds_that_mail_and_no_other(flow: Flow, relay: type[Relay]) -> None:
+    queue = f"{flow.prefix}-strange"
+    async with Worker(flow.client, task_queue=queue, workflows=[Stranger]):
+        await flow.client.execute_workflow(Stranger.run, id=f"{flow.prefix}-first", task_queue=queue)
+    transport = relay()
+    first, second = await flow.enqueue("first"), await flow.enqueue("second")
+    async with flow.worker(transport):
+        await flow.until_stage(second, "sent", seconds=10)
+        await flow.rows_until("SELECT 1 FROM sendonce.email WHERE held_why = 'run_unreadable'")
+    assert (await flow.email(first))["stage"] == "pending"
+    assert await flow.alarms() == ["held"]
     assert len(transport.jobs) == 1
 
 

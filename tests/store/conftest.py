@@ -36,7 +36,8 @@ class Bench:
 
     async def run(self, statement: str, params: Any = None) -> None:
         async with self.pool.connection() as conn:
-            await conn.execute(statement.encode(), params)
+            # Not prepared, so that it may be several.
+            await conn.execute(statement.encode(), params, prepare=False)
 
     async def enqueue(self, key: str = "k1", **fields: Any) -> UUID:
         message: dict[str, Any] = {
@@ -76,6 +77,11 @@ class Bench:
         assert isinstance(answer, Claimed), answer
         return answer
 
+    async def pin(self, claimed: Claimed, slot: str = "mime", digest: bytes = b"digest") -> None:
+        """Whoever begins has pinned."""
+        if await self.store.pinned(claimed.email_id, slot) is None:
+            await self.store.pin(claimed.email_id, slot, body=b"", method="", url="", headers=(), digest=digest)
+
     async def begin(self, claimed: Claimed, **options: Any) -> Begun | BeginRefused:
         settings: dict[str, Any] = {
             "worker": "w1",
@@ -90,6 +96,7 @@ class Bench:
             "answer_seconds": 600.0,
             "lease_seconds": 20.0,
         } | options
+        await self.pin(claimed, settings["slot"], settings["digest"])
         return await self.store.begin(claimed.email_id, claimed.attempt_id, **settings)
 
     async def settle(self, claimed: Claimed, outcomes: dict[int, Outcome] | Outcome) -> Standing:

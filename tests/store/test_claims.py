@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import psycopg
@@ -16,7 +16,7 @@ from sendonce.errors import InvalidEmail
 from sendonce.outcome import Accepted, AccountFault, Deferred, NotOffered, Outcome, Refused, Reply, Unanswered
 from sendonce.policy import RetryPolicy
 from sendonce.stages import Stage
-from sendonce.store import Store, open_pool, reading
+from sendonce.store import Store, open_pool, reading, story
 from sendonce.store.claims import PROBE_LEFT_SECONDS
 from sendonce.store.records import BeginRefused, Begun, Busy, Claimed, Finished, Held, NoSuchRow, Paused, Wait
 
@@ -155,6 +155,7 @@ async def test_a_mail_that_was_offered_cannot_be_withdrawn_but_is_not_tried_agai
 async def test_begin_waits_a_short_while_for_the_row_and_then_gives_up(bench: Bench) -> None:
     await bench.enqueue()
     claimed = await bench.claim()
+    await bench.pin(claimed)
     async with bench.pool.connection() as conn, conn.transaction():
         await conn.execute("SELECT FROM sendonce.email WHERE id = %s FOR UPDATE", [claimed.email_id])
         with pytest.raises(psycopg.errors.LockNotAvailable):
@@ -163,21 +164,32 @@ async def test_begin_waits_a_short_while_for_the_row_and_then_gives_up(bench: Be
     assert await bench.begin(claimed) == Begun(600.0)
 
 
-async def test_begin_is_flushed_whatever_the_session_says(bench: Bench) -> None:
+@pytest.mark.parametrize("session", ["on", "off"])
+async def test_a_claim_waits_for_no_disk_and_begin_does_whatever_the_session_says(
+    bench: Bench, database_url: str, session: str
+) -> None:
     await bench.run(
-        "CREATE TABLE public.seen (v text);"
+        "CREATE TABLE public.seen (stage text, v text);"
         "CREATE FUNCTION public.spy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " INSERT INTO public.seen VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$;"
-        "CREATE TRIGGER spy AFTER UPDATE ON sendonce.email FOR EACH ROW"
-        " WHEN (NEW.stage = 'transmitting') EXECUTE FUNCTION public.spy();"
-    )
-    await bench.run(
-        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$"
+        " INSERT INTO public.seen VALUES (NEW.stage, current_setting('synchronous_commit')); RETURN NEW; END $$;"
+        "CREATE TRIGGER spy AFTER UPDATE ON sendonce.email FOR EACH ROW EXECUTE FUNCTION public.spy();"
     )
     await bench.enqueue()
-    claimed = await bench.claim()
-    await bench.begin(claimed)
-    assert await bench.rows("SELECT v FROM public.seen") == [{"v": "on"}]
+    await bench.run(f'ALTER DATABASE "{conninfo_to_dict(database_url)["dbname"]}" SET synchronous_commit = {session}')
+    pool = open_pool(database_url, name="test", max_size=1)
+    await pool.open()
+    try:
+        bench.store = Store(pool, {"default": "settings-1"})
+        claimed = await bench.claim()
+        await bench.begin(claimed)
+        await bench.settle(claimed, {0: OK})
+        async with pool.connection() as conn:
+            left = await (await conn.execute("SHOW synchronous_commit")).fetchone()
+    finally:
+        await pool.close()
+    seen = {row["stage"]: row["v"] for row in await bench.rows("SELECT stage, v FROM public.seen")}
+    assert seen == {"claimed": "off", "transmitting": "on", "sent": session}
+    assert left == (session,)
 
 
 async def test_the_retry_goes_to_the_deferred_one_only_under_a_fresh_generation(bench: Bench) -> None:
@@ -401,7 +413,7 @@ async def test_what_the_database_sets_for_sessions_makes_no_difference(
         bench.store = Store(pool, {"default": "settings-1"})
         assert isinstance(await bench.attempt(Accepted(Reply(250))), Finished)
         with reading.reading(database_url) as connection:
-            assert isinstance(reading.story(connection, "default", "k1"), reading.Story)
+            assert isinstance(story.story(connection, "default", "k1"), story.Story)
     finally:
         await pool.close()
 
@@ -538,7 +550,10 @@ async def test_a_held_mail_is_not_tried_and_has_an_alarm(bench: Bench) -> None:
 
 
 async def test_a_retry_policy_that_does_not_hold_keeps_no_mail_from_its_end(bench: Bench) -> None:
-    await bench.enqueue(retry={"tries": 3})
+    await bench.enqueue()
+    # Intake refuses it; a row may have been written past it.
+    await bench.run("UPDATE sendonce.email SET retry = '{\"tries\": 3}'")
+    await bench.run('UPDATE sendonce.email_content SET content = content || \'{"retry": {"tries": 3}}\'')
     claimed = await bench.claim()
     assert isinstance(claimed.content, InvalidEmail)
     assert claimed.content.field == "retry"
@@ -578,3 +593,29 @@ async def test_unanswered_is_held_with_an_alarm_and_never_tried_again(bench: Ben
     assert await bench.open_alarms() == ["unknown"]
     await bench.advance(86400)
     assert isinstance(await bench.ask(), Held)
+
+
+async def test_what_a_crash_has_unpinned_is_not_begun(bench: Bench) -> None:
+    """Pins do not wait for the disk: the claim may stand on it, and the bytes may not."""
+    await bench.enqueue()
+    claimed = await bench.claim()
+    pin: dict[str, Any] = {"body": b"", "method": "", "url": "", "headers": (), "digest": b"digest"}
+    await bench.store.pin(claimed.email_id, "mime", **pin)
+    await bench.run("DELETE FROM sendonce.pinned")
+    begin: dict[str, Any] = {
+        "worker": "w1",
+        "generation": 1,
+        "slot": "mime",
+        "digest": b"digest",
+        "offered": [0],
+        "provider_key": "pk-1",
+        "identity": "smtp:one",
+        "key_window": 3600.0,
+        "window_margin": 0.0,
+        "answer_seconds": 600.0,
+        "lease_seconds": 20.0,
+    }
+    refused = await bench.store.begin(claimed.email_id, claimed.attempt_id, **begin)
+    assert refused == BeginRefused("pin_lost")
+    await bench.store.pin(claimed.email_id, "mime", **pin)
+    assert isinstance(await bench.store.begin(claimed.email_id, claimed.attempt_id, **begin), Begun)

@@ -138,6 +138,15 @@ async def test_what_was_withdrawn_is_not_sent_again(bench: Bench) -> None:
     assert (await bench.email())["stage"] == "cancelled"
 
 
+async def test_what_a_newer_mail_has_replaced_is_not_sent_again(bench: Bench) -> None:
+    await bench.enqueue(topic="reset:1")
+    await bench.attempt(SILENCE)
+    await bench.enqueue("newer", topic="reset:1")
+    assert await decide(bench, "resend") == "superseded"
+    assert await decide(bench, "sent") == ""
+    assert (await bench.email())["stage"] == "sent"
+
+
 async def test_unknowns_to_decide_about(bench: Bench) -> None:
     for key in ("old", "new"):
         await bench.enqueue(key)
@@ -149,4 +158,4 @@ async def test_unknowns_to_decide_about(bench: Bench) -> None:
         assert [(one.key, one.look_ups) for one in found] == [("old", 1), ("new", 0)]
         assert [one.key for one in await decisions.undecided(conn, "default", older_than=150)] == ["old"]
         assert await decisions.undecided(conn, "other") == []
-    assert set(decisions.REFUSALS) == {"missing", "not_unknown", "stopped", "suppressed"}
+    assert set(decisions.REFUSALS) == {"missing", "not_unknown", "stopped", "superseded", "suppressed"}

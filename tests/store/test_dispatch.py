@@ -13,7 +13,8 @@ from psycopg.types.json import Jsonb
 
 from sendonce.outcome import Accepted, Deferred, Reply, Unanswered
 from sendonce.starter import _take_turns
-from sendonce.store import Store
+from sendonce.store import Store, holds
+from sendonce.store import dispatch as dispatch_of_store
 from sendonce.store import turns as turns_of_store
 from sendonce.store.records import Paused, Startable, Wait
 from sendonce.store.turns import KEYS, Turns
@@ -335,6 +336,22 @@ async def test_a_vanished_workflow_is_found_after_a_minute_and_then_less_and_les
     assert len(await bench.store.overdue("default", limit=10)) == 1
 
 
+async def test_restarts_that_did_not_happen_make_nobody_wait_longer(bench: Bench) -> None:
+    """Temporal was away for hours: once it is back, what it has lost is started again within a minute or so."""
+    await bench.enqueue()
+    await bench.store.unstarted("default", limit=10, ceiling=100)
+    await bench.store.touch(bench.ids["k1"])
+    for _ in range(8):
+        await bench.advance(61)
+        [row] = await bench.store.overdue("default", limit=10)
+        await bench.store.unstamp([row.email_id])
+    # Those that did happen count as before.
+    await bench.advance(61)
+    assert len(await bench.store.overdue("default", limit=10)) == 1
+    await bench.advance(61)
+    assert await bench.store.overdue("default", limit=10) == []
+
+
 async def test_sleepers_held_and_paused_mails_are_not_overdue_lapsed_claims_are(bench: Bench) -> None:
     for key in ("sleeps", "held", "silent", "lapsed", "final", "busy"):
         await bench.enqueue(key)
@@ -378,7 +395,7 @@ async def test_a_due_backlog_is_not_read_through(bench: Bench) -> None:
     )
     await bench.run("ANALYZE sendonce.email")
     params = {"lane": "default", "limit": 20, "ceiling": 20, "full": [], "ahead": 60.0, "turns": Jsonb({})}
-    params |= {"domains_full": Jsonb({}), "caps": Jsonb({}), "paced": [], "at_once": Jsonb({})}
+    params |= {"domains_full": Jsonb({}), "caps": Jsonb({}), "paced": [], "at_once": Jsonb({}), "locked": []}
     params |= {"accounts": [], "digests": [], "fallbacks": []}
     async with bench.pool.connection() as conn, conn.transaction():
         await conn.execute(turns_of_store.IN_ORDER)
@@ -391,6 +408,45 @@ async def test_a_due_backlog_is_not_read_through(bench: Bench) -> None:
         return here + [count for child in node.get("Plans", []) for count in read(child)]
 
     assert max(read(plan[0][0]["Plan"])) <= 200
+
+
+@pytest.mark.parametrize("what", ["overdue", "unstarted"])
+async def test_a_lane_on_hold_is_not_read(bench: Bench, what: str) -> None:
+    """Whoever holds back 200,000 mails does not pay for each of them at every look."""
+    await bench.run(
+        "INSERT INTO sendonce.email (id, account, key, lane, created_at, next_attempt_at, started_at, seen_at, claims)"
+        " SELECT gen_random_uuid(), 'default', 'f' || n, 'default', t, t, t, t, 1"
+        " FROM (SELECT n, sendonce.clock() - n %% 2 * interval '1 hour' AS t FROM generate_series(1, 5000) n) AS f",
+        [],
+    )
+    await bench.enqueue("waits")
+    await bench.run("ANALYZE sendonce.email")
+    async with bench.pool.connection() as conn:
+        await holds.pause(conn, "lane", "default", actor="ops", why="bad link")
+    params: dict[str, Any] = {"lane": "default", "limit": 20, "after": 60.0}
+    params |= {"ceiling": 20, "full": [], "ahead": 60.0, "turns": Jsonb({})}
+    params |= {"domains_full": Jsonb({}), "caps": Jsonb({}), "paced": []}
+    params |= {"at_once": Jsonb({"default": {"example.org": 5}})}
+    params |= {"accounts": [], "digests": [], "fallbacks": [], "locked": []}
+    query = dispatch_of_store._OVERDUE if what == "overdue" else turns_of_store._UNSTARTED
+    assert await rows_read(bench, query, params) <= 5
+
+
+async def rows_read(bench: Bench, query: str, params: dict[str, Any]) -> int:
+    """Rows of mails that the statement reads, those included that a filter throws away."""
+    async with bench.pool.connection() as conn, conn.transaction():
+        await conn.execute(turns_of_store.IN_ORDER)
+        explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {query}"
+        plan = await (await conn.execute(explain.encode(), params)).fetchone()
+    assert plan is not None
+
+    def read(node: dict[str, Any]) -> int:
+        here = 0
+        if node.get("Relation Name") == "email" and "Scan" in node["Node Type"]:
+            here = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        return int(here) + sum(read(child) for child in node.get("Plans", []))
+
+    return read(plan[0][0]["Plan"])
 
 
 async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> None:
@@ -412,7 +468,7 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
             turns._UNSTARTED,
             {"lane": "default", "limit": 20, "ceiling": 20, "full": [], "ahead": 60.0, "turns": Jsonb({"default": "a"})}
             | {"domains_full": Jsonb({"default": ["example.org"]}), "caps": Jsonb({}), "paced": ["default"]}
-            | {"at_once": Jsonb({"default": {"example.net": 5}})}
+            | {"at_once": Jsonb({"default": {"example.net": 5}}), "locked": []}
             | accounts,
         ),
         "overdue": (dispatch._OVERDUE, {"lane": "default", "limit": 20, "after": 60.0} | accounts),
@@ -457,6 +513,7 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
                 "window_margin": 0.0,
                 "answer_seconds": 600.0,
                 "lease_seconds": 20.0,
+                "timeline": 1,
             },
         ),
     }
@@ -464,3 +521,18 @@ async def test_the_hot_queries_are_index_scans_with_many_rows(bench: Bench) -> N
         text = await plan(bench, query, params)
         assert "Seq Scan on email" not in text, f"{name}:\n{text}"
         assert "email" in text, name
+
+
+async def test_what_looks_for_pauses_to_end_reads_no_other_alarms(bench: Bench) -> None:
+    """Every process does every few seconds, and alarms are kept as long as mails."""
+    from sendonce.store import accounts
+
+    await bench.run(
+        "INSERT INTO sendonce.alarm (kind, email_id, account)"
+        " SELECT 'dead', gen_random_uuid(), 'default' FROM generate_series(1, 30000)"
+    )
+    await bench.run("ANALYZE sendonce.alarm")
+    scope = {"name": "default", "digest": "settings-1", "domain": ""}
+    for query, params in ((accounts._FORGOTTEN, {"after": 3600.0}), (accounts._WORKS, scope)):
+        text = await plan(bench, query, {"why": "", "worked": False, **params})
+        assert "Seq Scan on alarm" not in text, text

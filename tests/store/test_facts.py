@@ -13,7 +13,7 @@ from sendonce.outcome import Accepted, AccountFault, Deferred, NotOffered, Refus
 from sendonce.policy import RetryPolicy
 from sendonce.stages import Proof, Stage
 from sendonce.store import plan
-from sendonce.store.records import BeginRefused, Begun, Busy, Finished, Held, NoSuchRow, Standing, Wait
+from sendonce.store.records import BeginRefused, Begun, Busy, Claimed, Finished, Held, NoSuchRow, Standing, Wait
 
 if TYPE_CHECKING:
     from tests.store.conftest import Bench
@@ -139,6 +139,22 @@ async def test_a_replay_repeats_the_generation_exactly_within_the_window(bench: 
     assert await bench.begin(replay, **keyed) == Begun(600.0)
     settled = await bench.settle(replay, Accepted(Reply(200), "id-1", replayed=True))
     assert settled == Finished(Stage.SENT, 200, attempts=2)
+
+
+@pytest.mark.parametrize("wished", [86400.0, 9_999_999_999.0])
+async def test_a_wish_to_wait_beyond_the_window_does_not_cost_the_replay(bench: Bench, wished: float) -> None:
+    keyed: dict[str, Any] = {"slot": "request:1", "key_window": 600.0, "window_margin": 0.0}
+    await bench.enqueue()
+    answer = await bench.attempt(Unanswered(Reply(503), retry_after=wished), **keyed)
+    assert isinstance(answer, Wait)
+    assert answer.stage is Stage.UNKNOWN
+    assert 530 < answer.seconds <= 540
+    assert await bench.open_alarms() == []
+    await bench.advance(answer.seconds)
+    # In the last minute it is asked as often as its own policy says, and then held.
+    last = await bench.attempt(Unanswered(Reply(503), retry_after=wished), **keyed)
+    assert isinstance(last, Held)
+    assert await bench.open_alarms() == ["unknown"]
 
 
 @pytest.mark.parametrize(
@@ -396,6 +412,16 @@ async def test_a_completed_run_is_evidence_for_everyone_not_refused(bench: Bench
     answer = await bench.store.record_completed_run(email_id, lane=bench.lane, actor="starter")
     assert answer == Finished(Stage.SENT)
     assert await bench.stages() == ["accepted", "accepted"]
+    assert len(await bench.rows("SELECT FROM sendonce.evidence")) == 2
+
+
+async def test_a_completed_run_adds_nothing_to_what_the_store_knows(bench: Bench) -> None:
+    email_id = await bench.enqueue(to=["a@example.org", "b@example.org"])
+    await bench.attempt({0: OK, 1: Refused(Reply(550))})
+    answer = await bench.store.record_completed_run(email_id, lane=bench.lane, actor="starter")
+    assert isinstance(answer, Finished)
+    assert (answer.stage, answer.partial) == (Stage.SENT, True)
+    assert await bench.rows("SELECT FROM sendonce.evidence") == []
 
 
 async def test_one_refusal_among_three_mails_touches_nobody_else(bench: Bench) -> None:
@@ -411,23 +437,44 @@ async def test_one_refusal_among_three_mails_touches_nobody_else(bench: Bench) -
     assert [(await bench.email(k))["stage"] for k in ("r1", "r2", "r3")] == ["sent", "failed", "sent"]
 
 
-async def test_alarms_are_delivered_at_least_once_and_never_lost_with_their_reader(bench: Bench) -> None:
-    for n in range(3):
-        await bench.enqueue(f"k{n}")
-        await bench.attempt(Unanswered(), f"k{n}")
-    told: list[str] = []
+async def forget_attempt(bench: Bench) -> Claimed:
+    """An attempt that was begun, and a store that has lost claim and begin, as a failover to a standby may."""
+    await bench.enqueue()
+    claimed = await bench.claim()
+    await bench.run(
+        "DELETE FROM sendonce.attempt; UPDATE sendonce.email SET stage = 'pending', claims = 0, lease_id = NULL,"
+        " lease_until = NULL, lease_worker = NULL"
+    )
+    return claimed
 
-    async def fail_at_the_second(alarm: object) -> None:
-        if told:
-            raise RuntimeError("sink away")
-        told.append("first")
 
-    with pytest.raises(RuntimeError, match="sink away"):
-        await bench.store.deliver_alarms(fail_at_the_second)
+async def test_a_proof_in_hand_counts_although_its_attempt_was_forgotten(bench: Bench) -> None:
+    claimed = await forget_attempt(bench)
+    answer = await bench.settle(claimed, OK)
+    assert isinstance(answer, Finished)
+    assert answer.stage is Stage.SENT
+    assert await bench.settle(claimed, OK) == answer
+    assert isinstance(await bench.ask(), Finished)
 
-    async def tell(alarm: object) -> None:
-        told.append("then")
 
-    assert await bench.store.deliver_alarms(tell) == 2
-    assert await bench.store.deliver_alarms(tell) == 0
-    assert told == ["first", "then", "then"]
+async def test_the_silence_of_a_forgotten_attempt_is_not_talked_over(bench: Bench) -> None:
+    claimed = await forget_attempt(bench)
+    await bench.settle(claimed, Unanswered())
+    assert (await bench.email())["stage"] == "unknown"
+    assert isinstance(await bench.ask(), Held)
+
+
+async def test_a_forgotten_attempt_revokes_the_claim_that_followed_it(bench: Bench) -> None:
+    first = await forget_attempt(bench)
+    second = await bench.claim()
+    await bench.settle(first, OK)
+    assert await bench.begin(second) == BeginRefused("moved_on")
+    assert (await bench.email())["stage"] == "sent"
+
+
+async def test_a_claim_that_a_crash_took_back_leaves_the_mail_due(bench: Bench) -> None:
+    claimed = await forget_attempt(bench)
+    answer = await bench.settle(claimed, NotOffered(counted=False))
+    assert isinstance(answer, Wait), answer
+    assert await bench.rows("SELECT FROM sendonce.attempt") == []
+    await bench.claim()

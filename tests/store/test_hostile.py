@@ -157,6 +157,9 @@ class Workers(RuleBasedStateMachine):
             assert not {r.ordinal for r in answer.recipients} & accepted or answer.mode == "replay"
             self.told.append(Told(answer))
             self.lease_ends = self.now + 20
+            self.runner.run(
+                self.store.pin(self.id, KEYED["slot"], body=b"", method="", url="", headers=(), digest=KEYED["digest"])
+            )
 
     @precondition(lambda self: self.told)
     @rule(data=st.data())

@@ -112,7 +112,7 @@ def test_due_at_once_without_send_after(connection: psycopg.Connection[Any]) -> 
         True,
         True,
     ]
-    assert {r["actor"] for r in rows(connection, "SELECT actor FROM sendonce.transition")} == {"caller"}
+    assert {r["actor"] for r in rows(connection, "SELECT actor FROM sendonce.transition")} == {"postgres"}
 
 
 def test_same_key_and_content_is_the_same_mail(connection: psycopg.Connection[Any]) -> None:
@@ -357,11 +357,11 @@ def test_notify(connect: Connect, asked: bool, installed: bool, sent: int) -> No
     listener.autocommit = True
     listener.execute("LISTEN sendonce")
     caller.execute("UPDATE sendonce.installation SET notify = %s", [installed])
-    enqueue(caller, mail(), notify=asked)
+    enqueue(caller, mail(lane="bulk"), notify=asked)
     caller.commit()
     listener.execute("SELECT 1")  # what was sent before this is delivered with its answer
     got = list(listener.notifies(timeout=0))
-    assert [(n.channel, n.payload) for n in got] == [("sendonce", "")] * sent
+    assert [(n.channel, n.payload) for n in got] == [("sendonce", "bulk")] * sent
 
 
 def test_an_existing_mail_notifies_nobody(connect: Connect) -> None:

@@ -1,4 +1,4 @@
-"""The same behaviour through every kind of connection that enqueue and take_events take."""
+"""The same behaviour through every kind of connection that business code may call with."""
 
 from __future__ import annotations
 
@@ -24,17 +24,23 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from sendonce import (
+    Cancelled,
+    CancelOutcome,
     ConfigurationError,
     Enqueued,
     IdempotencyConflict,
+    MailStatus,
     OutgoingEmail,
     StoreNotReady,
     TakenEvent,
+    cancel,
     enqueue,
     enqueue_many,
+    status,
     take_events,
 )
 from sendonce.events import Event, EventKind
+from sendonce.stages import RecipientStage, Stage
 from sendonce.store import events
 
 SECRET = "secret@example.org"
@@ -68,6 +74,16 @@ class Caller:
     async def take_events(self, **options: Any) -> list[TakenEvent]:
         done = await settled(take_events(self.connection, **options))
         assert isinstance(done, list)
+        return done
+
+    async def status(self, key: str) -> MailStatus | None:
+        done = await settled(status(self.connection, key))
+        assert done is None or isinstance(done, MailStatus)
+        return done
+
+    async def cancel(self, key: str, **options: Any) -> Cancelled:
+        done = await settled(cancel(self.connection, key, **options))
+        assert isinstance(done, Cancelled)
         return done
 
     async def commit(self) -> None:
@@ -178,6 +194,33 @@ async def test_every_connection_takes_events(caller: Caller, database_url: str) 
     assert await caller.take_events() == []
 
 
+async def test_every_connection_asks_and_calls_off(caller: Caller) -> None:
+    """A cancellation is part of the caller's transaction, like the mail."""
+    assert await caller.status("order-1") is None
+    assert (await caller.cancel("order-1")).outcome == "missing"
+    enqueued = await caller.enqueue(mail(send_after=datetime(2030, 1, 31, 23, tzinfo=UTC)))
+    await caller.commit()
+
+    called_off = await caller.cancel("order-1", requested_by="shop")
+    assert called_off == Cancelled(CancelOutcome.CANCELLED, enqueued.id, Stage.CANCELLED)
+    await caller.rollback()
+    found = await caller.status("order-1")
+    assert found is not None
+    assert (found.id, found.stage, found.final_at) == (enqueued.id, "pending", None)
+    assert found.next_attempt_at == datetime(2030, 1, 31, 23, tzinfo=UTC)
+    assert found.recipients == {RecipientStage.OUTSTANDING: 1}
+
+    await caller.cancel("order-1")
+    await caller.commit()
+    found = await caller.status("order-1")
+    assert found is not None
+    assert (found.stage, found.offered, found.next_attempt_at) == ("cancelled", False, None)
+    assert (await caller.cancel("order-1")).outcome == "finished"
+    with pytest.raises(ConfigurationError, match="requested_by"):
+        await caller.cancel("order-1", requested_by="two\nlines")
+    await caller.rollback()
+
+
 async def test_every_connection_without_the_schema(caller: Caller, database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("DROP SCHEMA sendonce CASCADE")
@@ -186,6 +229,12 @@ async def test_every_connection_without_the_schema(caller: Caller, database_url:
     await caller.rollback()
     with pytest.raises(StoreNotReady):
         await caller.take_events()
+    await caller.rollback()
+    with pytest.raises(StoreNotReady):
+        await caller.status("order-1")
+    await caller.rollback()
+    with pytest.raises(StoreNotReady):
+        await caller.cancel("order-1")
     await caller.rollback()
 
 
@@ -253,10 +302,16 @@ async def test_static_types(database_url: str) -> None:
         one: Enqueued = enqueue(connection, mail())
         many: list[Enqueued] = enqueue_many(connection, [mail()])
         events_: list[TakenEvent] = take_events(connection)
+        asked: MailStatus | None = status(connection, "order-2")
+        called_off: Cancelled = cancel(connection, "order-2")
     async with create_async_engine(_sqlalchemy(database_url), poolclass=NullPool).connect() as asynchronous:
         assert isinstance(asynchronous, AsyncConnection)
         other: Enqueued = await enqueue(asynchronous, mail())
         others: list[Enqueued] = await enqueue_many(asynchronous, [mail()])
         taken: list[TakenEvent] = await take_events(asynchronous)
+        asked_too: MailStatus | None = await status(asynchronous, "order-2")
+        called_off_too: Cancelled = await cancel(asynchronous, "order-2")
+    assert asked is asked_too is None
+    assert called_off == called_off_too
     assert [one.key, many[0].key, other.key, others[0].key] == ["order-1"] * 4
     assert events_ == taken == []

@@ -108,7 +108,7 @@ def test_accepted_is_stored_and_refused_is_named(
         named = done.created
         assert read(connection) == email
         assert enqueue(connection, email) == done.__class__(
-            done.id, "k", email.account, email.lane, created=False, stage=done.stage
+            done.id, "k", email.account, email.lane, created=False, stage=done.stage, template=email.template
         )
         mailboxes = connection.execute("SELECT mailbox FROM sendonce.recipient ORDER BY ordinal").fetchall()
         assert tuple(mailbox for (mailbox,) in mailboxes) == email.recipients()

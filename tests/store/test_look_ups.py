@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sendonce.outcome import Accepted, Deferred, Refused, Reply, Unanswered
+from sendonce.outcome import Accepted, AttemptResult, Deferred, Refused, Reply, Unanswered
+from sendonce.store import Store
 from sendonce.store.records import Begun
 
 if TYPE_CHECKING:
@@ -90,3 +91,25 @@ async def test_an_offer_that_was_answered_is_not_asked_about(bench: Bench) -> No
     await bench.advance(6)
     (asked,) = await due(bench)
     assert (asked.generation, asked.attempts) == (2, (claimed.attempt_id,))
+
+
+async def test_the_alarm_comes_after_the_provider_had_its_chance(bench: Bench) -> None:
+    store = Store(bench.pool, {"default": "settings-1"}, askable=["default"])
+    for key in ("answered", "silent"):
+        await bench.enqueue(key)
+        claimed = await bench.claim(key)
+        await bench.begin(claimed)
+        await store.settle(
+            claimed.email_id, claimed.attempt_id, AttemptResult({0: SILENCE}), lane=bench.lane, actor="w1"
+        )
+    await bench.advance(6)
+    for asked in await due(bench):
+        if asked.key == "answered":
+            await store.settle(asked.email_id, asked.attempts[0], AttemptResult({0: OK}), lane=bench.lane, actor="w1")
+    await bench.advance(10)
+    assert await store.raise_due_alarms() == 0
+    assert await bench.open_alarms() == []
+    await bench.advance(20)
+    assert await store.raise_due_alarms() == 1
+    [alarm] = await bench.rows("SELECT kind, email_id FROM sendonce.alarm")
+    assert alarm == {"kind": "unknown", "email_id": bench.ids["silent"]}

@@ -148,9 +148,17 @@ def test_a_failed_migration_leaves_nothing(empty_database_url: str) -> None:
     assert migrate.migrate(empty_database_url) == (None, migrate.head())
 
 
-def test_a_newer_schema_is_told_from_an_older_one(database_url: str) -> None:
+def test_the_release_before_runs_on_a_newer_schema_that_still_serves_it(database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute("UPDATE sendonce.schema_version SET version_num = '9999'")
+    migrate.check(database_url)
+    assert migrate.migrate(database_url) == ("9999", "9999")
+
+
+def test_a_schema_that_is_too_new_is_told_from_an_older_one(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE sendonce.schema_version SET version_num = '9999'")
+        connection.execute("UPDATE sendonce.installation SET oldest_revision = '9998'")
     for call in (migrate.check, migrate.migrate):
         with pytest.raises(StoreNotReady, match="upgrade the package"):
             call(database_url)

@@ -34,8 +34,8 @@ def test_a_fault_in_any_locale_is_found_and_each_is_told_once(folder: Path, writ
     write("a/fr", subject="f")
     write("b", subject="s", text="{% if %}", sample="{}")
     assert places(folder) == [
-        "a/body.html:1: UndefinedError: 'nmae'",
-        "a/de/subject.txt:1: UndefinedError: 'xx'",
+        "a/body.html:1: UndefinedError: 'nmae' is not given",
+        "a/de/subject.txt:1: UndefinedError: 'xx' is not given",
         "b/body.txt:1: TemplateSyntaxError: Expected an expression, got 'end of statement block'",
     ]
 

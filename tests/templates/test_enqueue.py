@@ -42,7 +42,7 @@ def test_rendered_now_the_row_holds_what_will_be_sent(database_url: str, templat
 
 def test_a_fault_comes_up_at_the_caller_and_nothing_is_written(database_url: str, templates: Templates) -> None:
     with psycopg.connect(database_url) as connection:
-        with pytest.raises(TemplateFault, match=r"order/subject\.txt:1: UndefinedError: 'number'"):
+        with pytest.raises(TemplateFault, match=r"order/subject\.txt:1: UndefinedError: 'number' is not given"):
             enqueue_many(connection, [mail("a", number=1), mail("b")], render="now", templates=templates)
         assert contents(connection) == []
         assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS

@@ -29,10 +29,10 @@ def fault(folder: Path, name: str = "hello", locale: str | None = None) -> Templ
 @pytest.mark.parametrize(
     ("source", "line", "why"),
     [
-        ("a\n\nb {{ nmae }}", 3, "UndefinedError: 'nmae'"),
-        ("{{ p.nope }}", 1, "UndefinedError: 'nope'"),
-        ("{{ nmae.x }}", 1, "UndefinedError: 'nmae'"),
-        ("{% if nmae %}{% endif %}", 1, "UndefinedError: 'nmae'"),
+        ("a\n\nb {{ nmae }}", 3, "UndefinedError: 'nmae' is not given"),
+        ("{{ p.nope }}", 1, "UndefinedError: 'nope' is not given"),
+        ("{{ nmae.x }}", 1, "UndefinedError: 'nmae' is not given"),
+        ("{% if nmae %}{% endif %}", 1, "UndefinedError: 'nmae' is not given"),
         ("{{ p[q] }}", 1, "UndefinedError"),
         ("{{ (q ~ 1)|int + q }}", 1, "TypeError"),
         ("\n{{ q|nofilter }}", 2, "TemplateAssertionError: No filter named 'nofilter'."),
@@ -60,7 +60,7 @@ def test_a_fault_in_a_layout_names_the_layout(folder: Path, write: Write) -> Non
     (folder / "_layouts").mkdir()
     (folder / "_layouts" / "l.html").write_text("<p>\n{{ nmae }}</p>{% block b %}{% endblock %}")
     write("hello", subject="s", html="{% extends '_layouts/l.html' %}")
-    assert fault(folder).place == "_layouts/l.html:2: UndefinedError: 'nmae'"
+    assert fault(folder).place == "_layouts/l.html:2: UndefinedError: 'nmae' is not given"
     (folder / "_layouts" / "l.html").write_text("<p>\n{% endif %}")
     assert fault(folder).place.startswith("_layouts/l.html:2: TemplateSyntaxError: ")
 

@@ -103,6 +103,6 @@ def test_filling_raises_what_is_wrong(folder: Path, write: Write) -> None:
     templates = Templates(folder)
     with pytest.raises(TemplateFault) as caught:
         templates.fill(mail())
-    assert caught.value.place == "order/subject.txt:1: UndefinedError: 'id'"
+    assert caught.value.place == "order/subject.txt:1: UndefinedError: 'id' is not given"
     with pytest.raises(InvalidEmail, match="subject: must be at most"):
         templates.fill(mail(parameters={"id": "x" * 2000}))

@@ -125,6 +125,23 @@ class TestPostgres:
             assert kept(third.url) == [1, 2]
         assert stat.S_IMODE((folder / "server.json").stat().st_mode) == 0o600
 
+    def test_a_damaged_memory_is_told_with_what_to_do(self, tmp_path: Path) -> None:
+        EmbeddedPostgres.start(tmp_path / "one").stop()
+        file = tmp_path / "one" / "server.json"
+        was = file.stat().st_mtime_ns
+        with EmbeddedPostgres.start(tmp_path / "one"):
+            assert file.stat().st_mtime_ns == was, "what has not changed is not written"
+        for damage in ("", '{"password": "x"', "[]", '{"password": "x"}', '{"password": "x", "port": "?"}'):
+            file.write_text(damage)
+            with pytest.raises(EmbeddedServerError, match=r"server\.json is damaged: put .* move .*one away"):
+                EmbeddedPostgres.start(tmp_path / "one")
+
+    def test_what_the_disk_refuses_is_told_as_that(self, tmp_path: Path) -> None:
+        (tmp_path / "one" / "data.new").parent.mkdir()
+        (tmp_path / "one" / "data.new").write_text("in the way")
+        with pytest.raises(EmbeddedServerError, match=r"cannot be started: .*data\.new: File exists; make room"):
+            EmbeddedPostgres.start(tmp_path / "one")
+
     def test_a_temporary_server_does_not_wait_for_the_disk(self, postgres: EmbeddedPostgres) -> None:
         assert setting(postgres.url, "fsync") == "off"
 
@@ -338,6 +355,14 @@ class TestTemporal:
                 assert connection.recv(12).startswith(b"HTTP/1.")
             client = await Client.connect(server.target, namespace="other")
             assert (await client.count_workflows("Lane = 'bulk'")).count == 0
+
+    def test_damaged_data_are_told_with_what_to_do(self, tmp_path: Path) -> None:
+        EmbeddedTemporal.start(tmp_path).stop()
+        (tmp_path / "temporal.db").write_bytes(b"no database" * 1000)
+        for left in tmp_path.glob("temporal.db-*"):
+            left.unlink()
+        with pytest.raises(EmbeddedServerError, match=r"does not start .*move .*temporal\.db\* away: what is open"):
+            EmbeddedTemporal.start(tmp_path)
 
     def test_a_port_in_use_is_named_before_another_server_answers_there(self, temporal: EmbeddedTemporal) -> None:
         port = int(temporal.target.rpartition(":")[2])

@@ -13,6 +13,7 @@ from sendonce.activities.inflight import lease_margin
 from sendonce.errors import ConfigurationError
 from sendonce.policy import DEFAULT_LANES
 from sendonce.rates import DomainLimit, Rate
+from sendonce.retention import Retention
 from sendonce.settings import Settings
 from sendonce.settings.loading import ENVIRONMENT
 from sendonce.settings.model import (
@@ -25,6 +26,8 @@ from sendonce.settings.model import (
     WorkerSettings,
     longest_renewal,
 )
+from sendonce.watching.config import Watching
+from sendonce.watching.lateness import Limits
 from sendonce.worker import WorkerConfig
 
 SECRET = "correct-horse-battery"
@@ -149,6 +152,18 @@ def test_a_file_that_is_not_there_is_named(file: Path) -> None:
         ("[worker]\nrenew_seconds = 8\n", ("renew_seconds = 8 is too long", "write at most 7.5")),
         ("[worker]\nhand_off_seconds = 9\n", ("[worker] hand_off_seconds: ",)),
         ("[worker]\ndrain_seconds = -1\n", ("[worker] drain_seconds: ",)),
+        (
+            '[accounts.a]\ntransport = "smtp"\nhost = "h"\nrate = ["1/s"]\n',
+            ("[accounts.a] unknown key 'rate'", "did you mean 'rates'?"),
+        ),
+        (
+            '[accounts.a]\ntransport = "smtp"\nhost = "h"\n[accounts.a.domains.example.net]\nat_once = 2\n',
+            ("a name with dots is quoted", '[accounts.a.domains."example.net"]'),
+        ),
+        (
+            '[accounts.a]\ntransport = "smtp"\nhost = "h"\n[accounts.a.domains.mail.example.net]\nat_once = 2\n',
+            ("a name with dots is quoted", '[accounts.a.domains."mail.example.net"]'),
+        ),
         ('[worker]\nlanes = ["bulc"]\n', ("[worker] lanes: there is no lane 'bulc'", "did you mean 'bulk'?")),
         ("[store]\npool_size = 1\n", ("[store] pool_size: ",)),
         ("[starter]\npoll_seconds = 0\n", ("[starter] poll_seconds: ",)),
@@ -345,6 +360,8 @@ def test_a_worker_is_configured_as_the_file_says(file: Path, monkeypatch: pytest
         [store]
         database_url = "postgresql:///shop"
         pool_size = 7
+        failover = "go_on"
+        pooler = "session"
         [temporal]
         namespace = "file"
         task_queue_prefix = "shop"
@@ -366,12 +383,26 @@ def test_a_worker_is_configured_as_the_file_says(file: Path, monkeypatch: pytest
         allowed_domains = ["example.org"]
         [templates]
         patience_hours = 2
+        [alarms]
+        source = "staging"
+        repeat_seconds = [30, 600]
+        oldest_due_seconds = 120
+        backlog_mails = 500
+        [watch]
+        listen = "[::1]:9464"
+        sample_seconds = 30
+        [traces]
+        exporter = "otlp_proto_http"
+        service_name = "mail"
+        [retention]
+        record_days = 90
+        templates = {{ login_code = 0 }}
         {ACCOUNT}
         password = "{SECRET}"
     """
     found = load(file, text)
     transports = settings.build_transports(found)
-    config = settings.build_worker_config(found, transports)
+    config = settings.build_worker_config(found, transports, sdk_metrics="127.0.0.1:1")
     assert {f.name: getattr(config, f.name) for f in dataclasses.fields(config)} == {
         "database_url": "postgresql:///shop",
         "transports": transports,
@@ -384,6 +415,9 @@ def test_a_worker_is_configured_as_the_file_says(file: Path, monkeypatch: pytest
         "task_queue_prefix": "shop",
         "worker_id": "",
         "pool_size": 7,
+        "failover": "go_on",
+        "pooler": "session",
+        "rotated": None,
         "lease_seconds": 30,
         "renew_seconds": 4,
         "hand_off_seconds": 1,
@@ -398,9 +432,58 @@ def test_a_worker_is_configured_as_the_file_says(file: Path, monkeypatch: pytest
         "template_patience": 7200.0,
         "redirect_all_to": "dev@example.org",
         "allowed_domains": ("example.org",),
+        "retention": Retention(record_days=90, templates={"login_code": 0}),
+        "payload_codec": None,
+        "sandboxed": False,
+        "watching": Watching(
+            listen=("::1", 9464),
+            sdk_metrics="127.0.0.1:1",
+            sample_seconds=30,
+            repeat_seconds=(30, 600),
+            limits=Limits(120, 500),
+            trace_exporter="otlp_proto_http",
+            trace_service="mail",
+        ),
     }
     assert transports["default"].identity == "smtp:relay.example:587:shop"
     assert SECRET not in repr(config)
+
+
+def test_secrets_in_files_are_read_anew(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    profile = file.with_name("temporal.toml")
+    monkeypatch.setenv("TEMPORAL_CONFIG_FILE", str(profile))
+    profile.write_text('[profile.default]\napi_key = "first"\n')
+    url, password = file.with_name("url"), file.with_name("password")
+    url.write_text("postgresql://shop:first@host/shop\n")
+    password.write_text("first")
+    found = load(file, f'[store]\ndatabase_url_file = "url"\n{ACCOUNT}password_file = "password"\n')
+    config = settings.build_worker_config(found, settings.build_transports(found))
+    assert callable(config.database_url)
+    assert config.rotated is not None
+    assert config.database_url() == found.database_url == "postgresql://shop:first@host/shop"
+    assert (config.rotated().accounts, config.rotated().api_key) == ({}, None)
+
+    url.write_text("postgresql://shop:renewed@host/shop")
+    password.write_text("renewed")
+    profile.write_text('[profile.default]\napi_key = "renewed"\n')
+    assert config.database_url() == "postgresql://shop:renewed@host/shop"
+    rotation = config.rotated()
+    assert rotation.api_key == "renewed"
+    assert "renewed" not in repr(rotation)
+    ((name, build),) = rotation.accounts.items()
+    assert (name, build().settings_digest == config.digests["default"]) == ("default", False)
+    assert (config.rotated().accounts, config.rotated().api_key) == ({}, None)
+
+    # What is away for a moment, or half written, is as it was.
+    url.unlink()
+    password.unlink()
+    profile.write_text("[profile")
+    assert config.database_url() == "postgresql://shop:renewed@host/shop"
+    assert (config.rotated().accounts, config.rotated().api_key) == ({}, None)
+    assert caplog.text.count("not rotated") >= 2
+    assert "renewed" not in caplog.text
 
 
 def test_the_defaults_are_those_of_the_worker(file: Path) -> None:
@@ -408,7 +491,8 @@ def test_the_defaults_are_those_of_the_worker(file: Path) -> None:
     transports = settings.build_transports(found)
     config = settings.build_worker_config(found, transports)
     bare = WorkerConfig(database_url="postgresql://", transports=transports)
-    assert dataclasses.replace(config, temporal=bare.temporal) == bare
+    assert config.retention == Retention()
+    assert dataclasses.replace(config, temporal=bare.temporal, retention=None) == bare
     assert config.temporal["target_host"] == "localhost:7233"
 
 
@@ -540,6 +624,32 @@ def test_the_fallback_is_another_account(file: Path) -> None:
         assert message.startswith("[accounts.default] fallback must be the name of another account; there are second")
     alone = refused(file, f'{ACCOUNT}password = "{SECRET}"\nfallback = "second"\n')
     assert alone == "[accounts.default] fallback must be the name of another account; there is none"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f'{ACCOUNT}password = "a\\u0000b"\n', "accounts.default.password"),
+        (f'{ACCOUNT}ca_file = "\\u0000"\n', "accounts.default.ca_file"),
+        (f'{ACCOUNT}password_file = "\\u0000"\n', "accounts.default.password_file"),
+        ('[worker]\nlanes = ["default", "\\u0000"]\n', "worker.lanes.1"),
+        ('[accounts."\\u0000"]\n', "accounts"),
+        ('"\\u0000" = 1\n', "a name"),
+    ],
+)
+def test_nul_is_refused_wherever_it_stands(file: Path, text: str, key: str) -> None:
+    assert refused(file, text) == f"{key}: holds the character NUL; leave it out"
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "1" * 6000])
+def test_what_is_beyond_the_readers_limits_is_refused(file: Path, value: str) -> None:
+    assert "is nested too deeply, or holds a number" in refused(file, f"[store]\npool_size = {value}\n")
+
+
+def test_a_folder_of_templates_that_can_be_no_folder(file: Path) -> None:
+    found = load(file, f'[templates]\nfolder = "{"x" * 5000}"\n')
+    with pytest.raises(ConfigurationError, match="templates cannot be read: File name too long; name another"):
+        settings.compose.build_templates(found)
 
 
 async def test_a_lane_that_is_not_served_here_is_not_warned_of(file: Path) -> None:

@@ -37,6 +37,9 @@ class AccountSettings(Protocol):
 class HttpTransport(ABC):
     """One account that is reached over HTTP; see :class:`~sendonce.activities.transports.base.Transport`."""
 
+    renders_quickly = True
+    """A rendering of a small mail takes less than the way to a thread and back."""
+
     def __init__(
         self,
         settings: AccountSettings,

@@ -37,6 +37,9 @@ __all__ = ["SmtpPoolSettings", "SmtpSettings", "SmtpTimeouts", "SmtpTransport"]
 class SmtpTransport:
     """One SMTP account, with a pool of connections."""
 
+    renders_quickly = True
+    """A rendering of a small mail takes less than the way to a thread and back."""
+
     capability = Capability(keeps_message_id=True, takes_mime=True, per_recipient=True, together=True)
 
     def __init__(self, settings: SmtpSettings) -> None:

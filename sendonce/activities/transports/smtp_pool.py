@@ -10,6 +10,7 @@ from typing import Any
 from sendonce.activities.transports.smtp_connection import LineLost, NoLine, SmtpLine, open_line
 from sendonce.activities.transports.smtp_settings import SmtpSettings
 from sendonce.activities.transports.smtp_token import TokenSource
+from sendonce.ending import end
 from sendonce.outcome import NotOffered, Reply
 
 WAIT_SECONDS = 30.0
@@ -126,9 +127,7 @@ class SmtpPool:
         """Close every connection. Idempotent."""
         self._closed = True
         leaving = dict(self._leaving)
-        for task in leaving:
-            task.cancel()
-        await asyncio.gather(*leaving, return_exceptions=True)
+        await end(leaving)
         for line in leaving.values():
             # A task that is cancelled before its first step has closed nothing.
             line.abort()

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiosmtplib import SMTPException, SMTPResponse
 
+from sendonce.activities.transports.aside import aside
 from sendonce.activities.transports.base import Gate, Job, Recipient
 from sendonce.activities.transports.smtp_connection import STRAY, LineLost, SmtpLine, reason
 from sendonce.activities.transports.smtp_replies import OUT_OF_STEP, queue_id, refusal, too_many
@@ -60,7 +61,8 @@ class Transaction:
 
     async def run(self) -> AttemptResult:
         """Raises what the gate raises, and CancelledError; the line is to be dropped then."""
-        body = await asyncio.to_thread(wire, self.job.rendering.body)
+        mime = self.job.rendering.body
+        body = await aside(len(mime), lambda: wire(mime))
         parameters = self.check(len(body))
         pending = [r for r in self.job.recipients if r.ordinal not in self.settled]
         if not pending:

@@ -19,16 +19,19 @@
 --   reply_to         the same form
 --   envelope_sender  a mailbox for bounces; "" is the null sender; default: the sender's mailbox
 --   subject          one line
---   text, html       or else: template, parameters (an object) and locale ("de-AT")
+--   text, html       or else: template, parameters (an object of at most 50 levels, numbers below 1e100) and locale ("de-AT")
 --   rendered         true: subject, text and html were made from the template named, and are not compared
 --   headers          {"X-Name": "value"}; none that Sendonce sets itself
 --   send_after, expires_at   ISO 8601 with an offset: "2030-01-31T09:00:00+01:00"
---   retry, unknown   this mail's own retry policy (an object) and policy for silence ("hold" or "resend")
---   requested_by     who asked, for the log of transitions
+--   retry, unknown   this mail's own retry policy (an object, by the bounds of a lane's) and policy for silence ("hold" or "resend")
+--   requested_by     who asked, for the log of transitions; default: the session's user
 --   fairness_key     whose mail it is: mail of one account and lane takes turns by it
+--   topic            a newer mail of the same account and topic takes the place of those that were not offered yet
+--   on_final         "take": sendonce.take_finals hands over how it ended; {"workflow_id", "signal"}: that workflow is told
 --   mime             true: the one attachment is the whole message, with CRLF line ends and without Bcc; sender, to, cc and
 --                    bcc say whom it is from and goes to, subject what to show; none of text, html, template and headers
 --   message_id       the Message-ID of such a message, if it has one
+--   traceparent      the caller's span, as W3C Trace Context writes it; what is none is left out, and it is not compared
 -- attachments, a JSON array of {"filename", "content_type", "content_id", "inline", "alternative",
 -- "content" (base64)}.
 -- notify: false keeps this call from sending NOTIFY; the starter's polling finds the mail all the same.
@@ -39,8 +42,8 @@
 --                    (stage is null when retention has removed it). Nothing was written.
 --   conflict         the key is taken by other content. Nothing was written.
 --   invalid:<field>  that part cannot be accepted. Nothing was written.
--- and the transaction is usable after each. Content is everything but scheduling, expiry, policies, lane, requested_by
--- and fairness_key. Numbers in parameters are compared as written: 1 and 1.0 are different content.
+-- and the transaction is usable after each. Content is everything but scheduling, expiry, policies, lane, requested_by,
+-- fairness_key, topic and on_final. Numbers in parameters are compared as written: 1 and 1.0 are different content.
 --
 -- A caller that meets a concurrent, uncommitted call with the same key waits for it. At REPEATABLE READ and
 -- SERIALIZABLE it then gets SQLSTATE 40001, as for any concurrent update, and is to retry its transaction. Two
@@ -138,7 +141,8 @@ $$;
 CREATE FUNCTION sendonce.enqueue_instant(value text) RETURNS timestamptz LANGUAGE plpgsql STABLE STRICT PARALLEL SAFE
 AS $$
 BEGIN
-    IF value ~ '^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)$' THEN
+    -- No hour 24 and no leap second: PostgreSQL would take them, and others would not read them.
+    IF value ~ '^\d{4}-\d\d-\d\d[T ]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)$' THEN
         -- What lies beyond these days is no instant to every language.
         IF value::timestamptz BETWEEN '0001-01-02 00:00+00' AND '9999-12-30 00:00+00' THEN
             RETURN value::timestamptz;
@@ -148,6 +152,30 @@ BEGIN
 EXCEPTION WHEN data_exception THEN
     RETURN NULL;
 END
+$$;
+
+-- Whether every language can read these parameters: at most 50 levels, as in sendonce.checks.plain_json, and no number
+-- beyond 1e100. jsonb takes thousands of levels and of digits; a worker that failed at reading them could not even
+-- refuse the mail.
+CREATE FUNCTION sendonce.enqueue_parameters(value jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+    SELECT NOT jsonb_path_exists(value, 'strict $.**{51 to last}')
+        AND NOT jsonb_path_exists(value, 'strict $.** ? (@ >= 1e100 || @ <= -1e100)')
+$$;
+
+-- Whether it is a retry policy, by the bounds of sendonce.policy.RetryPolicy.
+CREATE FUNCTION sendonce.enqueue_retry(value jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+    SELECT value - ARRAY['delays', 'base', 'factor', 'cap', 'jitter', 'max_attempts', 'max_age'] = '{}'
+        AND NOT EXISTS (SELECT FROM jsonb_each(value) AS member (name, given) WHERE NOT coalesce(CASE name
+            WHEN 'delays' THEN jsonb_typeof(given) = 'array' AND NOT jsonb_path_exists(given,
+                'strict $[*] ? (!(@ >= 0.25 && @ <= 604800) || (@ >= 0) is unknown)')
+            WHEN 'factor' THEN given @@ 'strict $ >= 1 && $ <= 100'
+            WHEN 'jitter' THEN given @@ 'strict $ >= 0 && $ <= 1'
+            WHEN 'max_age' THEN given @@ 'strict $ >= 1 && $ <= 31536000'
+            WHEN 'max_attempts' THEN given @@ 'strict $ >= 1 && $ <= 1000' AND given::text ~ '^[0-9]+$'
+            ELSE given @@ 'strict $ >= 0.25 && $ <= 604800'
+        END, false))
 $$;
 
 CREATE FUNCTION sendonce.enqueue(message jsonb, attachments jsonb DEFAULT '[]', notify boolean DEFAULT true)
@@ -202,10 +230,11 @@ BEGIN
         WHERE NOT CASE
             WHEN member.key IN ('key', 'account', 'lane', 'envelope_sender', 'subject', 'text', 'html', 'template',
                                 'send_after', 'expires_at', 'requested_by', 'unknown', 'locale', 'message_id',
-                                'fairness_key')
+                                'fairness_key', 'traceparent', 'topic')
                 THEN jsonb_typeof(member.value) IN ('string', 'null')
             WHEN member.key IN ('rendered', 'mime') THEN jsonb_typeof(member.value) IN ('boolean', 'null')
             WHEN member.key IN ('parameters', 'headers', 'retry') THEN jsonb_typeof(member.value) IN ('object', 'null')
+            WHEN member.key = 'on_final' THEN jsonb_typeof(member.value) IN ('string', 'object', 'null')
             ELSE member.key IN ('sender', 'to', 'cc', 'bcc', 'reply_to')
         END
         LIMIT 1;
@@ -243,13 +272,16 @@ BEGIN
             AND (NOT v_mime OR message ->> 'message_id' !~ '^<[!-;=?-~]{1,240}>$') THEN 'message_id'
         WHEN v_locale !~ '^[A-Za-z0-9]{1,8}([-_][A-Za-z0-9]{1,8}){0,3}$' THEN 'locale'
         WHEN v_template ~ broken_line OR length(v_template) > 200 THEN 'template'
-        WHEN v_template IS NULL AND v_params IS NOT NULL THEN 'parameters'
+        WHEN v_params IS NOT NULL AND (v_template IS NULL OR NOT sendonce.enqueue_parameters(v_params)) THEN 'parameters'
+        WHEN v_retry IS NOT NULL AND NOT sendonce.enqueue_retry(v_retry) THEN 'retry'
         WHEN v_send IS NULL AND message ->> 'send_after' IS NOT NULL THEN 'send_after'
         WHEN v_expires IS NULL AND message ->> 'expires_at' IS NOT NULL THEN 'expires_at'
         WHEN v_expires <= v_send THEN 'expires_at'
         WHEN message ->> 'unknown' NOT IN ('hold', 'resend') THEN 'unknown'
         WHEN message ->> 'requested_by' ~ broken_line OR length(message ->> 'requested_by') > 200 THEN 'requested_by'
         WHEN message ->> 'fairness_key' !~ '^[A-Za-z0-9._:-]{1,100}$' THEN 'fairness_key'
+        WHEN message ->> 'topic' !~ '^[A-Za-z0-9._:-]{1,100}$' THEN 'topic'
+        WHEN NOT sendonce.enqueue_on_final(message -> 'on_final') THEN 'on_final'
         WHEN jsonb_typeof(attachments) NOT IN ('array', 'null') THEN 'attachments'
     END);
     IF wrong IS NULL AND v_headers <> '{}' AND EXISTS (
@@ -333,34 +365,43 @@ BEGIN
         || jsonb_build_object('attachments', files))::text, 'UTF8'));
 
     -- The unique index decides, nothing is looked up before: a concurrent caller with the same key waits here.
-    INSERT INTO sendonce.email_key (account, key, email_id, digest, created_at)
-    VALUES (v_account, v_key, v_id, v_digest, v_now)
-    ON CONFLICT DO NOTHING;
-    IF NOT FOUND THEN
-        SELECT k.email_id, k.digest, e.stage INTO STRICT there
+    LOOP
+        INSERT INTO sendonce.email_key (account, key, email_id, digest, created_at)
+        VALUES (v_account, v_key, v_id, v_digest, v_now)
+        ON CONFLICT DO NOTHING;
+        EXIT WHEN FOUND;
+        SELECT k.email_id, k.digest, e.stage INTO there
         FROM sendonce.email_key AS k LEFT JOIN sendonce.email AS e ON e.id = k.email_id
         WHERE k.account = v_account AND k.key = v_key;
-        status := CASE WHEN there.digest = v_digest THEN 'exists' ELSE 'conflict' END;
-        email_id := there.email_id;
-        stage := there.stage;
-        RETURN NEXT;
-        RETURN;
-    END IF;
+        -- Not found: retention has forgotten the key between the two statements.
+        IF FOUND THEN
+            status := CASE WHEN there.digest = v_digest THEN 'exists' ELSE 'conflict' END;
+            email_id := there.email_id;
+            stage := there.stage;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+    END LOOP;
 
-    INSERT INTO sendonce.email (id, account, key, lane, from_domain, created_at, send_after, expires_at, next_attempt_at, retry,
-                                unknown_policy, fairness_key, to_domains, open_ordinals)
-    VALUES (v_id, v_account, v_key, v_lane, substring(sender ->> 'mailbox' FROM '@([^@]+)$'), v_now, v_send, v_expires, greatest(v_send, v_now), v_retry,
+    INSERT INTO sendonce.email (id, account, key, lane, from_domain, template, created_at, send_after, expires_at, next_attempt_at, retry,
+                                unknown_policy, fairness_key, has_topic, watched, to_domains, open_ordinals)
+    VALUES (v_id, v_account, v_key, v_lane, substring(sender ->> 'mailbox' FROM '@([^@]+)$'), coalesce(v_template, ''), v_now, v_send, v_expires, greatest(v_send, v_now), v_retry,
             message ->> 'unknown', coalesce(message ->> 'fairness_key', ''),
+            message ->> 'topic' IS NOT NULL, message ->> 'on_final' IS NOT NULL,
             ARRAY(SELECT DISTINCT lower(substring(m.mailbox FROM '@([^@]+)$')) FROM unnest(mailboxes) AS m (mailbox)),
             ARRAY(SELECT generate_series(0, cardinality(mailboxes) - 1)));
-    INSERT INTO sendonce.email_content (email_id, message_id, content, requested_by)
+    INSERT INTO sendonce.email_content (email_id, message_id, content, requested_by, traceparent)
     VALUES (v_id, coalesce(message ->> 'message_id',
                            '<' || v_id || '@' || substring(sender ->> 'mailbox' FROM '@([^@]+)$') || '>'),
             content || jsonb_build_object('rendered', v_rendered, 'key', v_key, 'account', v_account, 'lane', v_lane,
                 'send_after', message -> 'send_after', 'expires_at', message -> 'expires_at',
                 'requested_by', message -> 'requested_by', 'retry', v_retry, 'unknown', message -> 'unknown',
-                'message_id', message -> 'message_id', 'fairness_key', message -> 'fairness_key'),
-            message ->> 'requested_by');
+                'message_id', message -> 'message_id', 'fairness_key', message -> 'fairness_key',
+                'topic', message -> 'topic', 'on_final', message -> 'on_final'),
+            message ->> 'requested_by',
+            -- https://www.w3.org/TR/trace-context/#traceparent-header, version 00; ids of nothing but zeros are invalid.
+            CASE WHEN message ->> 'traceparent' ~ '^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$'
+                THEN message ->> 'traceparent' END);
     INSERT INTO sendonce.recipient (email_id, ordinal, mailbox)
     SELECT v_id, each.n - 1, each.mailbox FROM unnest(mailboxes) WITH ORDINALITY AS each (mailbox, n);
     IF files <> '[]' THEN
@@ -371,11 +412,22 @@ BEGIN
         FROM jsonb_array_elements(files) WITH ORDINALITY AS file (value, n);
     END IF;
     INSERT INTO sendonce.transition (email_id, at, to_stage, cause, actor)
-    VALUES (v_id, v_now, 'pending', 'enqueued', coalesce(nullif(message ->> 'requested_by', ''), 'caller'));
+    VALUES (v_id, v_now, 'pending', 'enqueued', coalesce(nullif(message ->> 'requested_by', ''), session_user));
 
+    IF message ->> 'topic' IS NOT NULL THEN
+        -- Where none is older there is nothing to look for.
+        INSERT INTO sendonce.topic (email_id, account, topic, looked)
+        SELECT v_id, v_account, message ->> 'topic', NOT EXISTS (
+            SELECT FROM sendonce.topic AS older WHERE older.account = v_account AND older.topic = message ->> 'topic');
+    END IF;
+    IF message ->> 'on_final' IS NOT NULL THEN
+        INSERT INTO sendonce.final_watch (email_id, workflow_id, signal)
+        VALUES (v_id, coalesce(message -> 'on_final' ->> 'workflow_id', ''), coalesce(message -> 'on_final' ->> 'signal', ''));
+    END IF;
     -- NOTIFY takes a lock that serialises commits, and forbids PREPARE TRANSACTION: both switches can turn it off.
     IF enqueue.notify AND (SELECT i.notify FROM sendonce.installation AS i) THEN
-        PERFORM pg_notify('sendonce', '');
+        -- The lane, and nothing else of the mail: starters of other lanes need not look.
+        PERFORM pg_notify('sendonce', v_lane);
     END IF;
     status := 'created';
     email_id := v_id;

@@ -12,9 +12,20 @@ CREATE TABLE sendonce.installation (
         CONSTRAINT ck_installation_one CHECK (one),
     id              uuid NOT NULL DEFAULT gen_random_uuid(),
     notify          boolean NOT NULL DEFAULT true,
+    -- The oldest release that still runs on this schema, by the revision that it needs. A migration that takes away what
+    -- an earlier release uses raises it.
+    oldest_revision text NOT NULL DEFAULT '0001',
     -- What proves that a bounce is about a mail of ours. The first one makes proofs, all of them verify.
     secrets         bytea[] NOT NULL DEFAULT ARRAY[sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()))]
         CONSTRAINT ck_installation_secrets CHECK (cardinality(secrets) > 0),
+    -- Keys of the digest that takes the place of an erased address: the inner and the outer one, a SHA-256 block each.
+    -- They never change: a suppression that is kept as a digest would be forgotten with them.
+    mailbox_keys    bytea[] NOT NULL DEFAULT ARRAY[
+        sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()))
+            || sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())),
+        sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()))
+            || sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()))]
+        CONSTRAINT ck_installation_mailbox_keys CHECK (cardinality(mailbox_keys) = 2),
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 INSERT INTO sendonce.installation DEFAULT VALUES;
@@ -37,6 +48,7 @@ CREATE TABLE sendonce.email (
     lane            text NOT NULL,
     to_domains      text[] NOT NULL DEFAULT '{}', -- of all recipients, each once, in A-labels
     from_domain     text NOT NULL DEFAULT '',     -- of the From address, in A-labels: what a sender fault is scoped to
+    template        text NOT NULL DEFAULT '',     -- its name; empty: the content is its own
     stage           text NOT NULL DEFAULT 'pending' CONSTRAINT ck_email_stage CHECK (stage IN
         ('pending', 'claimed', 'transmitting', 'unknown', 'sent', 'failed', 'dead', 'expired', 'cancelled')),
     rest_stage      text NOT NULL DEFAULT 'pending' CONSTRAINT ck_email_rest_stage CHECK (rest_stage IN
@@ -81,40 +93,52 @@ CREATE TABLE sendonce.email (
     seen_at         timestamptz,                  -- a workflow asked: the proof that one exists
     starts          integer NOT NULL DEFAULT 0,
     fairness_key    text NOT NULL DEFAULT '',     -- whose mail it is: they take turns
+    has_topic       boolean NOT NULL DEFAULT false, -- sendonce.topic says which
+    watched         boolean NOT NULL DEFAULT false, -- somebody is to be told how it ends: sendonce.final_watch
     slot_account    text,                         -- whose rates its next attempt has a slot of
     slot_until      timestamptz,                  -- the slot is void then
     -- decisions
     cancel_requested_at timestamptz,
+    superseded_by   text,                         -- the key of the newer mail of its topic that takes its place
     held_why        text,
     held_since      timestamptz,                  -- a fault of ours (a template, the set-up) keeps it waiting since then
     final_at        timestamptz,
     last_code       integer,
-    last_enhanced   text
+    last_enhanced   text,
+    -- retention
+    content_erased_at timestamptz                 -- since then neither content nor texts of replies are kept
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 1);
 
 -- Never started and due soon: what a starter looks at.
 CREATE INDEX ix_email_unstarted ON sendonce.email (lane, account, fairness_key, next_attempt_at, id)
     WHERE stage = 'pending' AND started_at IS NULL;
+-- Whose deadline passes before it is tried.
 CREATE INDEX ix_email_expiring ON sendonce.email (expires_at)
-    WHERE stage = 'pending' AND started_at IS NULL AND expires_at IS NOT NULL;
+    WHERE stage = 'pending' AND expires_at IS NOT NULL;
 -- Started or seen, and waiting: what the overdue rule looks at, and what admission counts.
-CREATE INDEX ix_email_waiting ON sendonce.email (lane, next_attempt_at, id)
+-- What is included, here and below, is what is counted by the gauges, which read nothing but the index.
+CREATE INDEX ix_email_waiting ON sendonce.email (lane, next_attempt_at, id) INCLUDE (account, stage)
     WHERE stage IN ('pending', 'unknown') AND started_at IS NOT NULL;
 -- Held by a process: few rows at any time.
-CREATE INDEX ix_email_held ON sendonce.email (lane, id) WHERE stage IN ('claimed', 'transmitting');
+CREATE INDEX ix_email_held ON sendonce.email (lane, id) INCLUDE (account, stage) WHERE stage IN ('claimed', 'transmitting');
 CREATE INDEX ix_email_close ON sendonce.email (close_at) WHERE stage = 'unknown';
 CREATE INDEX ix_email_look_up ON sendonce.email (account, look_up_at) WHERE stage = 'unknown';
 CREATE INDEX ix_email_alarm ON sendonce.email (alarm_at) WHERE alarm_at IS NOT NULL;
+-- Whose content is still there once they are final, and which rows are to be emptied.
+CREATE INDEX ix_email_content_kept ON sendonce.email (lane, template, final_at)
+    WHERE final_at IS NOT NULL AND content_erased_at IS NULL;
+CREATE INDEX ix_email_final ON sendonce.email (final_at, id) WHERE final_at IS NOT NULL;
 CREATE INDEX ix_email_created ON sendonce.email (created_at, id);
 CREATE INDEX ix_email_stage ON sendonce.email (stage, created_at, id) WHERE stage <> 'sent';
 
--- What was asked for. Never changes; retention empties it.
+-- What was asked for. Never changes until retention or an erasure empties it: content is {} then.
 CREATE TABLE sendonce.email_content (
     email_id        uuid NOT NULL CONSTRAINT pk_email_content PRIMARY KEY
         CONSTRAINT fk_email_content_email REFERENCES sendonce.email (id) ON DELETE CASCADE,
     message_id      text NOT NULL,                -- RFC 5322 3.6.4, minted at intake, the same on every attempt
     content         jsonb NOT NULL,               -- OutgoingEmail without its attachments' bytes
-    requested_by    text
+    requested_by    text,
+    traceparent     text                          -- the span that enqueued it, as W3C Trace Context writes it
 );
 
 -- The files of a mail, or the message itself where content has "mime": true.
@@ -148,7 +172,7 @@ CREATE TABLE sendonce.recipient (
     delivery_at     timestamptz,
     CONSTRAINT pk_recipient PRIMARY KEY (email_id, ordinal)
 );
-CREATE INDEX ix_recipient_mailbox ON sendonce.recipient (mailbox);
+CREATE INDEX ix_recipient_mailbox ON sendonce.recipient (lower(mailbox));
 CREATE INDEX ix_recipient_provider ON sendonce.recipient (provider_id) WHERE provider_id IS NOT NULL;
 
 -- The rendered bytes, insert-once: everyone sends what this table returns. slot is 'mime', or
@@ -227,7 +251,8 @@ CREATE TABLE sendonce.transition (
 );
 CREATE INDEX ix_transition_email ON sendonce.transition (email_id, id);
 
--- Append-only; closing an alarm is another row. Written in the transaction that caused it.
+-- Append-only; closing an alarm is another row. Written in the transaction that caused it. What becomes of an alarm, and
+-- who was told, is in 0001_watching.sql.
 CREATE TABLE sendonce.alarm (
     id              bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_alarm PRIMARY KEY,
     at              timestamptz NOT NULL DEFAULT sendonce.clock(),
@@ -235,12 +260,11 @@ CREATE TABLE sendonce.alarm (
     email_id        uuid,
     account         text,
     detail          text NOT NULL DEFAULT '',     -- codes and ids only
-    closes          bigint CONSTRAINT fk_alarm_closes REFERENCES sendonce.alarm (id),
-    delivered_at    timestamptz
+    closes          bigint CONSTRAINT fk_alarm_closes REFERENCES sendonce.alarm (id)
 );
-CREATE INDEX ix_alarm_undelivered ON sendonce.alarm (id) WHERE delivered_at IS NULL;
 CREATE INDEX ix_alarm_email ON sendonce.alarm (email_id, kind);
 CREATE INDEX ix_alarm_unserved ON sendonce.alarm (id) WHERE kind = 'unserved';
+CREATE INDEX ix_alarm_paused ON sendonce.alarm (account) WHERE kind = 'account_paused' AND closes IS NULL;
 CREATE INDEX ix_alarm_closes ON sendonce.alarm (closes) WHERE closes IS NOT NULL;
 
 -- A provider account that is paused for the workers that hold these settings, and the one probe that may pass. The
@@ -270,7 +294,7 @@ CREATE TABLE sendonce.rate (
     state           jsonb NOT NULL DEFAULT '{}'
 );
 
--- Addresses that an account must not write to. mailbox: all of it in lower case.
+-- Addresses that an account must not write to. mailbox: all of it in lower case, or the digest of an erased address.
 CREATE TABLE sendonce.suppression (
     account         text NOT NULL,
     mailbox         text NOT NULL,
@@ -324,5 +348,6 @@ CREATE TABLE sendonce.process (
     kind            text NOT NULL,
     lanes           text[] NOT NULL,              -- those it serves
     started_at      timestamptz NOT NULL,
-    beat_at         timestamptz NOT NULL
+    beat_at         timestamptz NOT NULL,
+    replaces        text                          -- a process that fell silent before, whose place this one has taken
 );

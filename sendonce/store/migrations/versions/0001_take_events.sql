@@ -14,7 +14,8 @@
 --   id            of the event, unique for ever
 --   account, key  the mail's, as they were enqueued
 --   ordinal       of the recipient in the mail, and
---   mailbox       theirs; an event that names nobody of several has neither, one that names a stranger has no ordinal
+--   mailbox       theirs; an event that names nobody of several has neither, one that names a stranger has no ordinal,
+--                 and there is no mailbox any more once the person was erased
 --   provider_id   the provider's id of the mail
 --   happened_at   by the provider's clock, if it said so
 --   received_at   by the store's
@@ -72,7 +73,9 @@ BEGIN
         WITH handed AS (
             UPDATE sendonce.event AS ev SET handed_at = sendonce.clock() WHERE ev.id = ANY (taken) RETURNING ev.*
         )
-        SELECT h.id, h.kind, e.account, e.key, h.email_id, h.ordinal, coalesce(r.mailbox, nullif(h.recipient, '')),
+        SELECT h.id, h.kind, e.account, e.key, h.email_id, h.ordinal,
+            -- What has taken the place of an erased address is nobody's.
+            CASE WHEN coalesce(r.mailbox, h.recipient) NOT LIKE 'erased:%' THEN coalesce(r.mailbox, nullif(h.recipient, '')) END,
             coalesce(nullif(h.provider_id, ''), r.provider_id), h.happened_at, h.received_at, h.code, h.enhanced
         FROM handed AS h
         JOIN sendonce.email AS e ON e.id = h.email_id

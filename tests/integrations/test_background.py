@@ -1,0 +1,181 @@
+"""Starting beside the application: on a real Temporal server, without one, and with one that never answers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from sendonce import BackgroundStarter, Enqueued, LoopStarter
+from sendonce.embedded import EmbeddedTemporal
+from sendonce.stages import Stage
+
+
+def enqueued(key: str | None = None) -> Enqueued:
+    key = key or f"start-{uuid.uuid4().hex}"
+    return Enqueued(uuid.uuid4(), key, "default", "default", created=True, stage=Stage.PENDING)
+
+
+async def running(client: Client, mail: Enqueued) -> bool:
+    try:
+        found = await client.get_workflow_handle(mail.key).describe()
+    except RPCError:
+        return False
+    return found.workflow_type == "EmailDelivery"
+
+
+async def test_it_starts_workflows_and_ends(temporal: EmbeddedTemporal, temporal_client: Client) -> None:
+    mails = [enqueued() for _ in range(60)]  # more than at once
+    with BackgroundStarter(temporal.target, namespace=temporal.namespace) as starter:
+        starter.start(mails[0])
+        starter.start(*mails[1:])
+    # Leaving the block waits until all are started.
+    assert [await running(temporal_client, mail) for mail in mails] == [True] * 60
+    assert not threads()
+    late = enqueued()
+    starter.start(late)
+    assert not await running(temporal_client, late)
+
+
+async def test_too_many_are_dropped(
+    temporal: EmbeddedTemporal, temporal_client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    mails = [enqueued() for _ in range(3)]
+    with BackgroundStarter(temporal.target, capacity=2) as starter:
+        starter.start(*mails)
+    assert [await running(temporal_client, mail) for mail in mails] == [True, True, False]
+    assert [record.getMessage() for record in caplog.records] == [
+        "mails are not started here, 2 wait already; the starter will"
+    ]
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "sendonce starts"]
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections and never says anything."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_temporal_that_is_silent_blocks_nobody(silent: str, caplog: pytest.LogCaptureFixture) -> None:
+    starter = BackgroundStarter(silent, capacity=10)
+    starter.start(enqueued())
+    before = time.monotonic()
+    for _ in range(100):
+        starter.start(*(enqueued() for _ in range(10)))
+    assert time.monotonic() - before < 1
+    assert "the starter will" in caplog.text
+    starter.close(0.2)
+    assert time.monotonic() - before < 4
+    assert not threads()
+
+
+def test_a_temporal_that_is_away_is_survived(free_port: int, caplog: pytest.LogCaptureFixture) -> None:
+    starter = BackgroundStarter(f"127.0.0.1:{free_port}")
+    starter.start(enqueued("lost-1"))
+    starter.close()
+    assert "the starter will" in caplog.text
+    assert not threads()
+
+
+def test_options_that_cannot_be_are_no_ones_problem(caplog: pytest.LogCaptureFixture) -> None:
+    starter = BackgroundStarter("not an address")
+    starter.start(enqueued())
+    starter.close()
+    assert "the starter will" in caplog.text
+
+
+def program(text: str, *arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+async def test_it_goes_on_after_a_fork_and_ends_with_the_process(
+    temporal: EmbeddedTemporal, temporal_client: Client
+) -> None:
+    keys = [f"fork-{uuid.uuid4().hex}" for _ in range(3)]
+    await asyncio.to_thread(
+        program,
+        """
+        import os, sys, time, uuid, warnings
+        from sendonce import BackgroundStarter, Enqueued
+        from sendonce.stages import Stage
+
+        def enqueued(key):
+            return Enqueued(uuid.uuid4(), key, "default", "default", created=True, stage=Stage.PENDING)
+
+        starter = BackgroundStarter(sys.argv[1])
+        starter.start(enqueued(sys.argv[2]))
+        while starter._waiting.qsize():
+            time.sleep(0.01)
+        warnings.simplefilter("ignore")  # that this process has threads is the point
+        child = os.fork()
+        if child == 0:
+            starter.start(enqueued(sys.argv[3]))
+            starter.close()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        starter.start(enqueued(sys.argv[4]))  # and nobody closes it
+        """,
+        temporal.target,
+        *keys,
+    )
+    assert [await running(temporal_client, enqueued(key)) for key in keys] == [True] * 3
+
+
+async def test_an_event_loop_of_the_applications_own(temporal_client: Client) -> None:
+    starter = LoopStarter(temporal_client)
+    mails = [enqueued(), enqueued()]
+    starter.start(mails[0])
+    await asyncio.to_thread(starter.start, mails[1])
+    await starter.close()
+    assert [await running(temporal_client, mail) for mail in mails] == [True, True]
+
+
+async def test_too_many_at_once_in_a_loop_are_dropped(
+    temporal_client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    starter = LoopStarter(temporal_client, capacity=1)
+    mails = [enqueued(), enqueued()]
+    starter.start(*mails)
+    await starter.close()
+    assert [await running(temporal_client, mail) for mail in mails] == [True, False]
+    assert "the starter will" in caplog.text
+
+
+def test_a_loop_that_is_closed_is_no_ones_problem(temporal: EmbeddedTemporal) -> None:
+    async def make() -> LoopStarter:
+        return LoopStarter(await Client.connect(temporal.target))
+
+    asyncio.run(make()).start(enqueued())
+
+
+def test_the_package_loads_no_framework() -> None:
+    program(
+        """
+        import sys
+        import sendonce
+        sendonce.enqueue, sendonce.OutgoingEmail
+        loaded = {"django", "fastapi", "flask", "sqlalchemy", "temporalio"} & set(sys.modules)
+        assert not loaded, loaded
+        """
+    )

@@ -11,9 +11,12 @@ import atexit
 import logging
 import os
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVarTuple, Unpack
 from weakref import WeakSet
 
 from temporalio.client import Client
@@ -33,6 +36,40 @@ AT_ONCE = 50
 
 LONGEST_ROUND = 15.0
 """Seconds for one round of starts, connecting included."""
+
+
+_Ts = TypeVarTuple("_Ts")
+
+CLOSING = 1.0
+"""Seconds for which the loop waits for threads that are handing something over to it when it closes."""
+
+
+class PatientLoop(asyncio.SelectorEventLoop):
+    """An event loop that is not closed while another thread is handing something over to it.
+
+    Threads of the SDK hand over what Temporal answered, and let go of the interpreter's lock on the way. A process that
+    ended just then, on Python before 3.14, was aborted by them, with a core dump instead of its exit code
+    (https://github.com/temporalio/sdk-python/issues/300, https://github.com/python/cpython/issues/87135).
+    """
+
+    _inside = 0
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[_Ts]], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """As in the base class. Counted by two plain statements: any call in their place might let go of the lock."""
+        self._inside += 1
+        try:
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        finally:
+            self._inside -= 1
+
+    def close(self) -> None:
+        """Close, once nobody is handing anything over, or after :data:`CLOSING`."""
+        deadline = time.monotonic() + CLOSING
+        while self._inside and time.monotonic() < deadline:
+            time.sleep(0.001)
+        super().close()
 
 
 class Starts(Protocol):
@@ -124,7 +161,7 @@ class BackgroundStarter:
         atexit.register(self.close)
 
     def _run(self) -> None:
-        with asyncio.Runner() as runner:
+        with asyncio.Runner(loop_factory=PatientLoop) as runner:
             self._loop = runner.get_loop()
             client: Client | None = None
             while mails := self._next():

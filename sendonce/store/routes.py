@@ -32,9 +32,11 @@ way AS MATERIALIZED (
 -- Each with the pause that concerns the row; one of the whole account goes before one of the From domain.
 ways AS MATERIALIZED (
     SELECT way.n, way.name, coalesce(a.from_domain, d.from_domain, '') AS paused_domain,
-        -- When to ask for a probe: not while one is under way, which may end long before its lease does.
+        -- When to ask for a probe. One that is under way is answered within seconds as a rule, long before its lease
+        -- ends: whoever waits for it asks again soon, and less often the longer it takes.
         CASE WHEN p.until > r.now
-            THEN least(greatest(p.until, r.now + interval '5 seconds'), r.now + interval '30 seconds')
+            THEN r.now
+                + greatest(least(r.now - p.taken_at, p.until - r.now, interval '30 seconds'), interval '5 seconds')
             ELSE p.at END AS probe_at,
         -- The probe of the whole account passes both: what it meets tells which of the two it is.
         (a.name IS NOT NULL AND NOT (p.probes AND %(probe)s::text = ''))
@@ -50,6 +52,7 @@ ways AS MATERIALIZED (
         CROSS JOIN LATERAL (
             SELECT %(probe)s::text IS NOT NULL AND way.name = coalesce(%(probe_of)s::text, r.account) AS probes,
                 CASE WHEN a.name IS NOT NULL THEN a.probe_until ELSE d.probe_until END AS until,
+                CASE WHEN a.name IS NOT NULL THEN a.probe_taken_at ELSE d.probe_taken_at END AS taken_at,
                 -- See accounts.take_probe: the mail that met the domain's last fault lets others go first.
                 CASE WHEN a.name IS NOT NULL THEN a.probe_at ELSE d.probe_at
                     + CASE WHEN d.fault_email = r.id THEN %(yields)s ELSE 0 END * interval '1 second' END AS at

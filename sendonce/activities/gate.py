@@ -18,7 +18,7 @@ from sendonce.activities.redirect import Envelope
 from sendonce.activities.transports.base import Fenced, StoreAway
 from sendonce.activities.witness import HALTED
 from sendonce.store import Store
-from sendonce.store.records import BeginRefused, Begun, Claimed
+from sendonce.store.records import BeginRefused, Begun, Claimed, Pinned
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ class Terms:
     key_window: float | None
     window_margin: float
     """Seconds before the end of the provider's window in which no replay is begun any more."""
+    keep: Pinned | None = None
+    """The rendering, where it is not pinned yet."""
 
 
 class StoreGate:
@@ -127,6 +129,7 @@ class StoreGate:
             answer_seconds=self._flight.lane.answer_seconds,
             lease_seconds=self._lease_seconds,
             timeline=self._flights.timeline,
+            keep=terms.keep,
         )
 
     def _take(self, task: asyncio.Task[Begun | BeginRefused], sent: float) -> None:

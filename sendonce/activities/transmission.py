@@ -192,7 +192,7 @@ class Transmission:
             key, slot = claimed.pins.provider_key, claimed.pins.slot
         content = claimed.content if slot == MIME_SLOT else means.guard.content(claimed.content)
         try:
-            pinned = await self._pinned(transport, content, envelope, slot, key)
+            pinned, kept = await self._pinned(transport, content, envelope, slot, key)
         except InvalidEmail as error:
             if claimed.account != claimed.owner:
                 # What the fallback cannot carry, the mail's own account may: it waits for that one.
@@ -207,7 +207,15 @@ class Transmission:
             return _invalid(ordinals, error)
         # What takes a process down is making the mail, not waiting for its relay: let the others in again.
         means.flights.end_quiet(claimed.email_id)
-        terms = Terms(slot, pinned.digest, key, transport.identity, transport.key_window, means.window_margin)
+        terms = Terms(
+            slot,
+            pinned.digest,
+            key,
+            transport.identity,
+            transport.key_window,
+            means.window_margin,
+            keep=None if kept else pinned,
+        )
         self._gate = StoreGate(
             means.store,
             means.flights,
@@ -231,12 +239,19 @@ class Transmission:
         )
         with means.observer.transmitting(claimed):
             result = await transport.transmit(job, self._gate)
+        if not kept and not self.begun:
+            # Nothing was offered, so nobody has it; the next attempt sends the same all the same.
+            await self._keep(slot, pinned)
         return envelope.spread(result)
 
     async def _pinned(
         self, transport: Transport, content: OutgoingEmail, envelope: Envelope, slot: str, key: str
-    ) -> Pinned:
-        """The bytes to send: what was pinned before, else rendered now and pinned. Verified either way."""
+    ) -> tuple[Pinned, bool]:
+        """The bytes to send, and whether they are pinned: what was pinned before, verified, or rendered now.
+
+        What is rendered now is pinned by begin, if it is short; before, if it is long: begin holds the mail's row. If
+        nothing comes to be offered, it is pinned then.
+        """
         claimed, store = self._claimed, self._means.store
         stored = None if claimed.number == 1 else await store.pinned(claimed.email_id, slot)
         if stored is not None:
@@ -246,20 +261,26 @@ class Transmission:
             raise self._corrupt("the pinned request is gone")
         else:
             rendering, digest = await self._rendered(transport, content, envelope, key)
-            stored = await store.pin(
-                claimed.email_id,
-                slot,
-                body=rendering.body,
-                method=rendering.method,
-                url=rendering.url,
-                headers=rendering.headers,
-                digest=digest,
-            )
+            ours = Pinned(rendering.body, rendering.method, rendering.url, rendering.headers, digest)
+            if len(ours.body) < LONG:
+                return ours, False
+            stored = await self._keep(slot, ours)
         if await aside(len(stored.body), lambda: _rendering(stored).digest()) != stored.digest:
             raise self._corrupt("the pinned request does not match its digest")
         if claimed.pins is not None and claimed.pins.digest != stored.digest:
             raise self._corrupt("the pinned request is not the one that was offered")
-        return stored
+        return stored, True
+
+    async def _keep(self, slot: str, ours: Pinned) -> Pinned:
+        return await self._means.store.pin(
+            self._claimed.email_id,
+            slot,
+            body=ours.body,
+            method=ours.method,
+            url=ours.url,
+            headers=ours.headers,
+            digest=ours.digest,
+        )
 
     async def _rendered(
         self, transport: Transport, content: OutgoingEmail, envelope: Envelope, key: str

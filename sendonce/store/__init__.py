@@ -200,10 +200,12 @@ class Store:
         answer_seconds: float,
         lease_seconds: float,
         timeline: int | None = None,
+        keep: Pinned | None = None,
     ) -> Begun | BeginRefused:
         """Commit the stage ``transmitting``: the mail is about to be offered to the ordinals in ``offered``.
 
-        Not on another ``timeline`` of the server's log than this, if one is given.
+        Not on another ``timeline`` of the server's log than this, if one is given. ``keep``: pin this rendering with
+        it.
         """
         async with self._connection() as conn:
             return await offers.begin(
@@ -222,6 +224,7 @@ class Store:
                 answer_seconds=answer_seconds,
                 lease_seconds=lease_seconds,
                 timeline=timeline,
+                keep=keep,
             )
 
     async def renew(self, held: Sequence[UUID], lease_seconds: float) -> dict[UUID, bool]:

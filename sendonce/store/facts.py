@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb
 from sendonce.outcome import DEFINITE, AttemptResult, Outcome, Unanswered, outcome_to_json
 from sendonce.policy import LanePolicy
 from sendonce.stages import AttemptFacts, Proof, RecipientStage, Stage
-from sendonce.store import alarms
+from sendonce.store import accepted, alarms
 from sendonce.store.conclude import conclude
 from sendonce.store.mail import Mail, load
 from sendonce.store.plan import counted, too_old_in
@@ -46,6 +46,9 @@ async def settle(
 
     ``alarm_delay``: seconds until an unknown is alarmed. ``askable``: accounts whose provider can be asked first.
     """
+    finished = await accepted.settle(conn, email_id, attempt_id, result, actor=actor, cause=cause)
+    if finished is not None:
+        return finished
     # Two round trips: what is read, then what is written.
     async with conn.pipeline(), conn.transaction():
         mail = await load(conn, email_id)

@@ -47,20 +47,22 @@ async def pin(
     A mail that is over and has been emptied keeps nothing: its begin will be refused.
     """
     ours = Pinned(body, method, url, headers, digest)
-    params = {
-        "id": email_id,
-        "slot": slot,
-        "body": body,
-        "method": method,
-        "url": url,
-        "headers": Jsonb([list(h) for h in headers]),
-        "digest": digest,
-    }
+    params = {"id": email_id, "slot": slot, **_as_params(ours)}
     inserted = await (await conn.execute(_PIN, params)).fetchone()
     if inserted is not None and inserted[0] == 1:
         return ours
     # A conflict says that it is there: pins are never deleted while the mail is open.
     return await pinned(conn, email_id, slot) or ours
+
+
+def _as_params(pinned: Pinned) -> dict[str, Any]:
+    return {
+        "body": pinned.body,
+        "method": pinned.method,
+        "url": pinned.url,
+        "headers": Jsonb([list(h) for h in pinned.headers]),
+        "digest": pinned.digest,
+    }
 
 
 async def pinned(conn: AsyncConnection[Any], email_id: UUID, slot: str) -> Pinned | None:
@@ -79,6 +81,24 @@ _ON_HOLD = holds.on_hold("r", "(SELECT t.account FROM sendonce.attempt t WHERE t
 _PROMOTED = """
         WHEN ('x' || left(pg_walfile_name(pg_current_wal_flush_lsn()), 8))::bit(32)::integer <> %(timeline)s::integer
             THEN 'halted'"""
+
+# Pins do not wait for the disk: a crash may have taken this one back and left the claim.
+_KEPT = """
+        WHEN NOT EXISTS (SELECT FROM sendonce.pinned p
+            WHERE p.email_id = r.id AND p.slot = %(slot)s AND p.digest = %(digest)s) THEN 'pin_lost'"""
+
+# Somebody else's rendering, found by whoever claims the mail next.
+_KEPT_BY_ANOTHER = """
+        WHEN EXISTS (SELECT FROM sendonce.pinned p WHERE p.email_id = r.id AND p.slot = %(slot)s)
+            THEN 'pinned_before'"""
+
+# A conflict is an error: two renderings at once, and nothing is begun.
+_KEEP = """
+kept AS (
+    INSERT INTO sendonce.pinned (email_id, slot, method, url, headers, body, digest)
+    SELECT id, %(slot)s, %(method)s, %(url)s, %(headers)s, %(body)s::bytea, %(digest)s::bytea
+    FROM v WHERE verdict = 'ok'
+),"""
 
 # The settings hold for the statement's own transaction, and are made before the row is locked.
 _BEGIN = f"""
@@ -102,10 +122,7 @@ v AS MATERIALIZED (
                 AND g.provider_key = %(provider_key)s AND g.envelope = %(offered)s::integer[]) THEN 'pins_differ'
         WHEN r.generation = %(generation)s AND r.generation_open AND coalesce(
             (SELECT g.first_begun_at FROM g) + (%(key_window)s::float8 - %(window_margin)s) * interval '1 second'
-            <= r.now, true) THEN 'window_over'
-        -- Pins do not wait for the disk: a crash may have taken this one back and left the claim.
-        WHEN NOT EXISTS (SELECT FROM sendonce.pinned p
-            WHERE p.email_id = r.id AND p.slot = %(slot)s AND p.digest = %(digest)s) THEN 'pin_lost'
+            <= r.now, true) THEN 'window_over'{_KEPT}
         ELSE 'ok' END AS verdict
     FROM r
 ),
@@ -142,8 +159,21 @@ logged AS (
 SELECT verdict FROM v
 """
 
-# A service may refuse those functions: merely to name them is an error then, whether they are called or not.
-_BEGIN_ANYWHERE = _BEGIN.replace(_PROMOTED, "")
+_BEGIN_AND_KEEP = _BEGIN.replace(_KEPT, _KEPT_BY_ANOTHER).replace("\nopened AS (", f"{_KEEP}\nopened AS (")
+
+
+def _anywhere(begin: str) -> str:
+    """Without a look at the timeline: a service may refuse those functions. Then merely to name them is an error."""
+    return begin.replace(_PROMOTED, "")
+
+
+_STATEMENTS = {
+    (True, False): _BEGIN,
+    (True, True): _BEGIN_AND_KEEP,
+    (False, False): _anywhere(_BEGIN),
+    (False, True): _anywhere(_BEGIN_AND_KEEP),
+}
+"""By whether the timeline is looked at, and whether the rendering is kept in the same breath."""
 
 
 async def begin(
@@ -163,8 +193,12 @@ async def begin(
     answer_seconds: float,
     lease_seconds: float,
     timeline: int | None = None,
+    keep: Pinned | None = None,
 ) -> Begun | BeginRefused:
     """Commit that the mail is about to be offered. One statement; flushed to disk whatever the session says.
+
+    ``keep``: a rendering that is not pinned yet, and is pinned by this; ``pinned_before`` if one is there already.
+    None: what is in that slot must be there, or it is refused: ``pin_lost``.
 
     ``timeline``: of the server's log, when the process looked last. On another one, after a failover that a pooler has
     hidden, nothing is begun: ``halted``. None: it is not looked at.
@@ -187,7 +221,9 @@ async def begin(
         "lease_seconds": lease_seconds,
         "timeline": timeline,
     }
-    query = _BEGIN_ANYWHERE if timeline is None else _BEGIN
+    if keep is not None:
+        params |= _as_params(keep)
+    query = _STATEMENTS[timeline is not None, keep is not None]
     row = await (await conn.execute(query, params)).fetchone()
     verdict = row[0] if row else "moved_on"
     return Begun(answer_seconds) if verdict == "ok" else BeginRefused(verdict)

@@ -157,7 +157,7 @@ class Begun:
 @dataclass(frozen=True, slots=True)
 class BeginRefused:
     """The fence: ``why`` is ``moved_on``, ``lapsed``, ``expired``, ``cancelled``, ``superseded``, ``on_hold``,
-    ``pins_differ``, ``window_over``, ``pin_lost`` or ``halted``."""
+    ``pins_differ``, ``window_over``, ``pin_lost``, ``pinned_before`` or ``halted``."""
 
     why: str
 

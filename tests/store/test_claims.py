@@ -18,7 +18,7 @@ from sendonce.policy import RetryPolicy
 from sendonce.stages import Stage
 from sendonce.store import Store, open_pool, reading, story
 from sendonce.store.claims import PROBE_LEFT_SECONDS
-from sendonce.store.records import BeginRefused, Begun, Busy, Claimed, Finished, Held, NoSuchRow, Paused, Wait
+from sendonce.store.records import BeginRefused, Begun, Busy, Claimed, Finished, Held, NoSuchRow, Paused, Pinned, Wait
 
 if TYPE_CHECKING:
     from tests.store.conftest import Bench
@@ -595,6 +595,47 @@ async def test_unanswered_is_held_with_an_alarm_and_never_tried_again(bench: Ben
     assert isinstance(await bench.ask(), Held)
 
 
+_BEGIN: dict[str, Any] = {
+    "worker": "w1",
+    "generation": 1,
+    "slot": "mime",
+    "digest": b"digest",
+    "offered": [0],
+    "provider_key": "pk-1",
+    "identity": "smtp:one",
+    "key_window": 3600.0,
+    "window_margin": 0.0,
+    "answer_seconds": 600.0,
+    "lease_seconds": 20.0,
+}
+
+
+@pytest.mark.parametrize("timeline", [None, 1])
+async def test_begin_pins_what_is_not_pinned_yet(bench: Bench, timeline: int | None) -> None:
+    await bench.enqueue()
+    claimed = await bench.claim()
+    ours = Pinned(b"bytes", "POST", "https://api.example.com", (("Accept", "*/*"),), b"digest")
+    begun = await bench.store.begin(claimed.email_id, claimed.attempt_id, **_BEGIN, timeline=timeline, keep=ours)
+    assert isinstance(begun, Begun)
+    assert await bench.store.pinned(claimed.email_id, "mime") == ours
+
+
+async def test_begin_keeps_what_is_pinned_and_nothing_where_it_is_refused(bench: Bench) -> None:
+    await bench.enqueue()
+    claimed = await bench.claim()
+    ours, other = (Pinned(body, "", "", (), b"digest") for body in (b"ours", b"other"))
+    await bench.advance(21)
+    refused = await bench.store.begin(claimed.email_id, claimed.attempt_id, **_BEGIN, keep=ours)
+    assert refused == BeginRefused("lapsed")
+    assert await bench.store.pinned(claimed.email_id, "mime") is None
+    again = await bench.claim()
+    await bench.store.pin(again.email_id, "mime", body=other.body, method="", url="", headers=(), digest=other.digest)
+    refused = await bench.store.begin(again.email_id, again.attempt_id, **_BEGIN, keep=ours)
+    assert refused == BeginRefused("pinned_before")
+    assert await bench.store.pinned(again.email_id, "mime") == other
+    assert (await bench.email())["stage"] == "claimed"
+
+
 async def test_what_a_crash_has_unpinned_is_not_begun(bench: Bench) -> None:
     """Pins do not wait for the disk: the claim may stand on it, and the bytes may not."""
     await bench.enqueue()
@@ -602,20 +643,7 @@ async def test_what_a_crash_has_unpinned_is_not_begun(bench: Bench) -> None:
     pin: dict[str, Any] = {"body": b"", "method": "", "url": "", "headers": (), "digest": b"digest"}
     await bench.store.pin(claimed.email_id, "mime", **pin)
     await bench.run("DELETE FROM sendonce.pinned")
-    begin: dict[str, Any] = {
-        "worker": "w1",
-        "generation": 1,
-        "slot": "mime",
-        "digest": b"digest",
-        "offered": [0],
-        "provider_key": "pk-1",
-        "identity": "smtp:one",
-        "key_window": 3600.0,
-        "window_margin": 0.0,
-        "answer_seconds": 600.0,
-        "lease_seconds": 20.0,
-    }
-    refused = await bench.store.begin(claimed.email_id, claimed.attempt_id, **begin)
+    refused = await bench.store.begin(claimed.email_id, claimed.attempt_id, **_BEGIN)
     assert refused == BeginRefused("pin_lost")
     await bench.store.pin(claimed.email_id, "mime", **pin)
-    assert isinstance(await bench.store.begin(claimed.email_id, claimed.attempt_id, **begin), Begun)
+    assert isinstance(await bench.store.begin(claimed.email_id, claimed.attempt_id, **_BEGIN), Begun)

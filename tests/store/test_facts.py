@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -12,6 +14,7 @@ import pytest
 from sendonce.outcome import Accepted, AccountFault, Deferred, NotOffered, Refused, Reply, Unanswered
 from sendonce.policy import RetryPolicy
 from sendonce.stages import Proof, Stage
+from sendonce.store import accepted as in_one_statement
 from sendonce.store import plan
 from sendonce.store.records import BeginRefused, Begun, Busy, Claimed, Finished, Held, NoSuchRow, Standing, Wait
 
@@ -49,6 +52,136 @@ async def test_the_late_answer_of_a_silent_offer_settles_it_and_closes_the_alarm
     assert await bench.open_alarms() == ["unknown"]
     assert await bench.settle(claimed, OK) == Finished(Stage.SENT, 250, "2.0.0", attempts=1)
     assert await bench.open_alarms() == []
+
+
+async def two_recipients(bench: Bench, key: str) -> None:
+    await bench.enqueue(key, to=["a@example.org", "b@example.org"])
+    await bench.attempt(OK, key)
+
+
+async def at_once(bench: Bench, key: str) -> None:
+    await bench.enqueue(key)
+    await bench.attempt(OK, key)
+
+
+async def without_a_word(bench: Bench, key: str) -> None:
+    await bench.enqueue(key)
+    await bench.attempt(Accepted(Reply(), ""), key)
+
+
+async def second_attempt(bench: Bench, key: str) -> None:
+    await bench.enqueue(key)
+    await bench.attempt(Deferred(Reply(451, "4.7.1")), key)
+    await bench.advance(600)
+    await bench.attempt(OK, key)
+
+
+async def proved_meanwhile(bench: Bench, key: str, *, accepted: bool = True) -> None:
+    await bench.enqueue(key)
+    claimed = await bench.claim(key)
+    await bench.begin(claimed)
+    await prove(bench, accepted, key=key)
+    await bench.settle(claimed, OK)
+
+
+async def disproved_meanwhile(bench: Bench, key: str) -> None:
+    await proved_meanwhile(bench, key, accepted=False)
+
+
+async def cancelled_meanwhile(bench: Bench, key: str) -> None:
+    await bench.enqueue(key)
+    claimed = await bench.claim(key)
+    await bench.begin(claimed)
+    await bench.store.withdraw(bench.ids[key], key, lane=bench.lane, actor="w2")
+    await bench.settle(claimed, OK)
+
+
+async def late(bench: Bench, key: str) -> None:
+    await bench.enqueue(key)
+    claimed = await bench.claim(key)
+    await bench.begin(claimed)
+    await bench.advance(21)
+    await bench.store.sweep_silent({}, actor="w2")
+    await bench.settle(claimed, OK)
+
+
+async def never_begun(bench: Bench, key: str) -> None:
+    await bench.enqueue(key)
+    await bench.settle(await bench.claim(key), OK)
+
+
+async def twice(bench: Bench, key: str) -> None:
+    await bench.enqueue(key)
+    claimed = await bench.claim(key)
+    await bench.begin(claimed)
+    assert await bench.settle(claimed, OK) == await bench.settle(claimed, OK)
+
+
+async def everything(bench: Bench, key: str) -> dict[str, list[dict[str, Any]]]:
+    """All rows of the mail, with instants and names that differ from mail to mail taken out."""
+    found = {}
+    for table in ("email", "recipient", "attempt", "evidence", "transition", "alarm"):
+        column = "id" if table == "email" else "email_id"
+        rows = await bench.rows(f"SELECT * FROM sendonce.{table} WHERE {column} = %s", [bench.ids[key]])
+        found[table] = sorted((_plain(row) for row in rows), key=repr)
+    return found
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: type(value).__name__ if isinstance(value, (datetime, UUID)) else value
+        for name, value in row.items()
+        if name not in ("id", "key")
+    }
+
+
+@pytest.mark.parametrize(
+    ("story", "simple"),
+    [
+        (at_once, True),
+        (without_a_word, True),
+        (cancelled_meanwhile, True),
+        (twice, True),
+        (two_recipients, False),
+        (second_attempt, False),
+        (proved_meanwhile, False),
+        (disproved_meanwhile, True),
+        (late, False),
+        (never_begun, False),
+    ],
+)
+async def test_the_common_case_is_written_as_every_other_is(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, story: Callable[[Bench, str], Awaitable[None]], simple: bool
+) -> None:
+    took: list[bool] = []
+    in_one = in_one_statement.settle
+
+    async def watched(*args: Any, **options: Any) -> Finished | None:
+        finished = await in_one(*args, **options)
+        took.append(finished is not None)
+        return finished
+
+    async def never(*args: Any, **options: Any) -> None:
+        return None
+
+    monkeypatch.setattr(in_one_statement, "settle", watched)
+    await story(bench, "k1")
+    assert any(took) == simple
+    monkeypatch.setattr(in_one_statement, "settle", never)
+    await story(bench, "k2")
+    assert await everything(bench, "k1") == await everything(bench, "k2")
+
+
+async def test_a_locked_row_is_left_to_the_way_that_waits(bench: Bench) -> None:
+    await bench.enqueue()
+    claimed = await bench.claim()
+    await bench.begin(claimed)
+    async with bench.pool.connection() as somebody, somebody.transaction():
+        await somebody.execute("SELECT FROM sendonce.email FOR UPDATE")
+        settling = asyncio.create_task(bench.settle(claimed, OK))
+        while not await bench.rows("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+            assert not settling.done()
+    assert await settling == Finished(Stage.SENT, 250, "2.0.0", attempts=1)
 
 
 async def test_many_sweepers_share_the_silent_ones(bench: Bench) -> None:
@@ -275,7 +408,7 @@ async def test_evidence_of_acceptance_settles_an_unknown(bench: Bench) -> None:
     assert await bench.open_alarms() == []
 
 
-async def test_evidence_that_nothing_was_accepted_makes_it_due_again_under_a_fresh_generation(bench: Bench) -> None:
+async def test_evidence_that_nothing_accepted_makes_it_due_again_under_a_fresh_generation(bench: Bench) -> None:
     await bench.enqueue()
     await bench.attempt(Unanswered())
     answer = await prove(bench, accepted=False)

@@ -9,16 +9,18 @@ from typing import Any
 from uuid import UUID
 
 from psycopg import AsyncConnection
+from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from sendonce.outcome import Accepted, AttemptResult, outcome_to_json
 from sendonce.stages import Stage
 from sendonce.store.records import Finished
+from sendonce.store.statement import Statement
 
 # A row that somebody holds locked is left to the general way, which waits. Facts that were committed between this
 # statement's snapshot and its lock either changed the row or the recipient, and are seen by that, or say nothing that
 # acceptance would not overrule.
-_SETTLE = """
+_SETTLE = Statement("""
 WITH mail AS MATERIALIZED (
     SELECT e.id, t.id AS attempt_id, t.claimed_at, c.now
     FROM (SELECT sendonce.clock() AS now) c, sendonce.email e
@@ -52,7 +54,7 @@ written AS (
 )
 INSERT INTO sendonce.transition (email_id, at, from_stage, to_stage, cause, actor, attempt_id)
 SELECT id, now, 'transmitting', 'sent', %(cause)s, %(actor)s, attempt_id FROM written
-"""
+""")
 
 
 async def settle(
@@ -77,6 +79,6 @@ async def settle(
         "cause": cause,
         "actor": actor,
     }
-    if (await conn.execute(_SETTLE, params)).rowcount != 1:
+    if (await _SETTLE.execute(conn, params, tuple_row)).rowcount != 1:
         return None
     return Finished(Stage.SENT, reply.code or 0, reply.enhanced or "", False, False, 1)

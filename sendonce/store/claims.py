@@ -34,6 +34,7 @@ from sendonce.store.records import (
     Standing,
     Wait,
 )
+from sendonce.store.statement import Statement
 
 NO_STAGE_HOLDS_LONGER = 86400.0
 """Standing answers never ask a workflow to sleep longer than this; it simply asks again."""
@@ -165,6 +166,8 @@ FROM v
     LEFT JOIN sendonce.email_content t ON t.email_id = v.id AND v.verdict = 'claim'
 """
 
+_CLAIMING = Statement(_CLAIM)
+
 LIMIT_VERDICTS = ("limit", "poison", "suppressed", "superseded")
 
 
@@ -209,18 +212,17 @@ async def claim(
         "slot": slot,
         **route,
     }
-    async with conn.cursor(row_factory=dict_row) as cur:
-        row = await (await cur.execute(_CLAIM, params)).fetchone()
-        if row is None:
-            return NoSuchRow()
-        if row["verdict"] in LIMIT_VERDICTS:
-            return str(row["verdict"])
-        if row["verdict"] != "claim":
-            return _standing(row)
-        files = []
-        if row["attachments"]:
-            await cur.execute(_ATTACHMENTS, {"id": email_id})
-            files = await cur.fetchall()
+    row = await (await _CLAIMING.execute(conn, params, dict_row)).fetchone()
+    if row is None:
+        return NoSuchRow()
+    if row["verdict"] in LIMIT_VERDICTS:
+        return str(row["verdict"])
+    if row["verdict"] != "claim":
+        return _standing(row)
+    files = []
+    if row["attachments"]:
+        async with conn.cursor(row_factory=dict_row) as cur:
+            files = await (await cur.execute(_ATTACHMENTS, {"id": email_id})).fetchall()
     return _claimed(row, lease, email_id, files)
 
 

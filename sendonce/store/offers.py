@@ -7,12 +7,13 @@ from typing import Any
 from uuid import UUID
 
 from psycopg import AsyncConnection
-from psycopg.rows import dict_row
+from psycopg.rows import dict_row, tuple_row
 from psycopg.types.json import Jsonb
 
 from sendonce.store import holds, topics
 from sendonce.store.pool import DURABLY, LAZILY
 from sendonce.store.records import BeginRefused, Begun, Pinned
+from sendonce.store.statement import Statement
 
 LOCK_TIMEOUT_MS = 1500
 """Begin waits no longer than this for the row; then the line is dropped and the claim given back."""
@@ -168,10 +169,10 @@ def _anywhere(begin: str) -> str:
 
 
 _STATEMENTS = {
-    (True, False): _BEGIN,
-    (True, True): _BEGIN_AND_KEEP,
-    (False, False): _anywhere(_BEGIN),
-    (False, True): _anywhere(_BEGIN_AND_KEEP),
+    (True, False): Statement(_BEGIN),
+    (True, True): Statement(_BEGIN_AND_KEEP),
+    (False, False): Statement(_anywhere(_BEGIN)),
+    (False, True): Statement(_anywhere(_BEGIN_AND_KEEP)),
 }
 """By whether the timeline is looked at, and whether the rendering is kept in the same breath."""
 
@@ -223,7 +224,7 @@ async def begin(
     }
     if keep is not None:
         params |= _as_params(keep)
-    query = _STATEMENTS[timeline is not None, keep is not None]
-    row = await (await conn.execute(query, params)).fetchone()
+    statement = _STATEMENTS[timeline is not None, keep is not None]
+    row = await (await statement.execute(conn, params, tuple_row)).fetchone()
     verdict = row[0] if row else "moved_on"
     return Begun(answer_seconds) if verdict == "ok" else BeginRefused(verdict)

@@ -16,6 +16,7 @@ from psycopg.types.json import Jsonb
 from sendonce.store import holds
 from sendonce.store.pool import LAZILY
 from sendonce.store.records import Startable
+from sendonce.store.statement import Statement
 
 AHEAD_SECONDS = 60.0
 """A row is started when it is due within this many seconds: its own timer then wakes it on the second."""
@@ -199,6 +200,8 @@ FROM (SELECT account, max(n) AS looked, (array_agg(key ORDER BY n DESC))[1] AS l
 ORDER BY h.rank
 """
 
+_LOOKING = Statement(_UNSTARTED)
+
 
 IN_ORDER = f"""
 SELECT {LAZILY}, set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
@@ -263,26 +266,25 @@ async def unstarted(
         **settings,
     }
     found = Turns()
-    async with conn.cursor(row_factory=dict_row) as cur:
-        async with conn.pipeline(), conn.transaction():
-            await conn.execute(IN_ORDER)
-            await cur.execute(_UNSTARTED, params)
-        for row in await cur.fetchall():
-            account, found.locked = row["account"], row["locked"]
-            if row["looked"]:
-                found.last_keys[account] = row["last_key"]
-                found.all_keys = found.all_keys and row["looked"] < row["keys"]
-            if row["email_id"] is not None:
-                found.append(
-                    Startable(
-                        row["email_id"],
-                        row["key"],
-                        account,
-                        row["lane"],
-                        fairness_key=row["fairness_key"],
-                        to_domains=row["to_domains"],
-                        route=row["route"],
-                        template=row["template"] or "",
-                    )
+    async with conn.pipeline(), conn.transaction():
+        await conn.execute(IN_ORDER)
+        rows = await _LOOKING.execute(conn, params, dict_row)
+    for row in await rows.fetchall():
+        account, found.locked = row["account"], row["locked"]
+        if row["looked"]:
+            found.last_keys[account] = row["last_key"]
+            found.all_keys = found.all_keys and row["looked"] < row["keys"]
+        if row["email_id"] is not None:
+            found.append(
+                Startable(
+                    row["email_id"],
+                    row["key"],
+                    account,
+                    row["lane"],
+                    fairness_key=row["fairness_key"],
+                    to_domains=row["to_domains"],
+                    route=row["route"],
+                    template=row["template"] or "",
                 )
+            )
     return found

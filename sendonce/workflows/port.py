@@ -4,7 +4,8 @@ Every member of a union carries its ``kind``: plain dataclasses are decoded by f
 Times are durations in seconds: the workflow's clock is another clock than the store's.
 """
 
-from __future__ import annotations
+# No "from __future__ import annotations" here: the SDK asks for the types of these fields at each call, and would
+# read them from text each time.
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -20,7 +20,6 @@ from typing import Any, Protocol, TypeVarTuple, Unpack
 from weakref import WeakSet
 
 from temporalio.client import Client
-from temporalio.runtime import Runtime, TelemetryConfig
 
 from sendonce.activities.failures import client_options, where
 from sendonce.starter import start_now
@@ -42,6 +41,12 @@ _Ts = TypeVarTuple("_Ts")
 
 CLOSING = 1.0
 """Seconds for which the loop waits for threads that are handing something over to it when it closes."""
+
+
+BARRED = (
+    "this process was forked from one that had used Temporal's SDK, which does not survive that; the starter will. Make"
+    " the first start, or the Temporal runtime, after the fork"
+)
 
 
 class PatientLoop(asyncio.SelectorEventLoop):
@@ -82,8 +87,9 @@ class Starts(Protocol):
 class BackgroundStarter:
     """Starts workflows from a thread of its own, with an event loop and a Temporal client of its own.
 
-    For applications without an event loop; it works in all others too. The thread begins with the first mail, anew in
-    each process after a fork, and ends with :meth:`close` or the process.
+    For applications without an event loop; it works in all others too. The thread begins with the first mail, in each
+    process after a fork, and ends with :meth:`close` or the process. What is forked after the first mail starts none,
+    and says so once: Temporal's SDK would hang or crash there.
     """
 
     def __init__(
@@ -103,7 +109,7 @@ class BackgroundStarter:
         self._prefix = task_queue_prefix
         self._capacity = capacity
         self._closed = False
-        self._forked = False
+        self._barred = False
         self._full = False
         self._fresh()
         _all.add(self)
@@ -118,6 +124,11 @@ class BackgroundStarter:
         """Have the workflows of these committed mails started soon. Returns at once and raises nothing."""
         with self._lock:
             if self._closed:
+                return
+            if _barred or self._barred:
+                if not self._full:
+                    logger.warning("mails are not started here: %s", BARRED)
+                self._full = True
                 return
             room = max(0, self._capacity - self._waiting.qsize())
             for mail in mails[:room]:
@@ -191,11 +202,9 @@ class BackgroundStarter:
         return mails
 
     async def _client(self) -> Client:
-        options = dict(self._connect)
-        if self._forked and "runtime" not in options:
-            # The threads of the default runtime stayed behind in the parent process.
-            options["runtime"] = Runtime(telemetry=TelemetryConfig())
-        return await Client.connect(**options)
+        global _used
+        _used = True
+        return await Client.connect(**self._connect)
 
     async def _round(self, client: Client, mails: list[Enqueued]) -> None:
         async with asyncio.timeout(LONGEST_ROUND):
@@ -206,9 +215,18 @@ class BackgroundStarter:
 _all: WeakSet[BackgroundStarter] = WeakSet()
 
 
+_used = False
+"""Has this process had the SDK connect from here?"""
+
+_barred = False
+"""Or one that it was forked from?"""
+
+
 def _after_fork() -> None:
+    global _barred
+    _barred = _used
     for starter in list(_all):
-        starter._forked = True
+        starter._barred = "runtime" in starter._connect
         starter._fresh()
 
 

@@ -121,37 +121,74 @@ def program(text: str, *arguments: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-async def test_it_goes_on_after_a_fork_and_ends_with_the_process(
+FORKS = """
+import os, sys, time, uuid, warnings
+from sendonce import BackgroundStarter, Enqueued
+from sendonce.stages import Stage
+
+def enqueued(key):
+    return Enqueued(uuid.uuid4(), key, "default", "default", created=True, stage=Stage.PENDING)
+
+warnings.simplefilter("ignore")  # that this process has threads is the point
+starter = BackgroundStarter(sys.argv[1])
+"""
+
+
+async def test_it_works_in_every_process_that_is_forked_before_the_first_mail(
     temporal: EmbeddedTemporal, temporal_client: Client
 ) -> None:
-    keys = [f"fork-{uuid.uuid4().hex}" for _ in range(3)]
+    keys = [f"fork-{uuid.uuid4().hex}" for _ in range(2)]
     await asyncio.to_thread(
         program,
-        """
-        import os, sys, time, uuid, warnings
-        from sendonce import BackgroundStarter, Enqueued
-        from sendonce.stages import Stage
-
-        def enqueued(key):
-            return Enqueued(uuid.uuid4(), key, "default", "default", created=True, stage=Stage.PENDING)
-
-        starter = BackgroundStarter(sys.argv[1])
-        starter.start(enqueued(sys.argv[2]))
-        while starter._waiting.qsize():
-            time.sleep(0.01)
-        warnings.simplefilter("ignore")  # that this process has threads is the point
-        child = os.fork()
-        if child == 0:
-            starter.start(enqueued(sys.argv[3]))
-            starter.close()
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        starter.start(enqueued(sys.argv[4]))  # and nobody closes it
-        """,
+        FORKS
+        + """
+child = os.fork()
+starter.start(enqueued(sys.argv[2 if child == 0 else 3]))  # and nobody closes it
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+""",
         temporal.target,
         *keys,
     )
-    assert [await running(temporal_client, enqueued(key)) for key in keys] == [True] * 3
+    assert [await running(temporal_client, enqueued(key)) for key in keys] == [True] * 2
+
+
+@pytest.mark.parametrize("runtime", ["default", "own"])
+async def test_what_is_forked_after_the_first_mail_leaves_its_mails_alone(
+    temporal: EmbeddedTemporal, temporal_client: Client, runtime: str
+) -> None:
+    """The SDK, which has threads, locks and memory of its own, hung there, or ended the process."""
+    keys = [f"fork-{uuid.uuid4().hex}" for _ in range(3)]
+    own = """
+from temporalio.runtime import Runtime, TelemetryConfig
+starter = BackgroundStarter(sys.argv[1], runtime=Runtime(telemetry=TelemetryConfig()))
+"""
+    await asyncio.to_thread(
+        program,
+        FORKS
+        + (own if runtime == "own" else "")
+        + """
+import logging
+starter.start(enqueued(sys.argv[2]))
+while starter._waiting.qsize():
+    time.sleep(0.01)
+child = os.fork()
+if child == 0:
+    said = []
+    logging.getLogger("sendonce.background").addFilter(lambda record: said.append(record.getMessage()))
+    for _ in range(2):
+        starter.start(enqueued(sys.argv[3]))
+    starter.close()
+    (once,) = said
+    assert "the starter will" in once, once
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+starter.start(enqueued(sys.argv[4]))
+""",
+        temporal.target,
+        *keys,
+    )
+    assert [await running(temporal_client, enqueued(key)) for key in keys] == [True, False, True]
 
 
 async def test_a_process_that_ends_while_it_is_answered_is_not_aborted(

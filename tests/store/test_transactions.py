@@ -54,6 +54,8 @@ async def test_it_is_alarmed_once_and_until_it_has_ended(
     assert await bench.open_alarms() == ["old_transaction"]
     assert [one["detail"] for one in (await alarms(bench))[1:]] == [alarm["detail"], f"pid {pid}: it has ended"]
     left_open.close()
+    while await bench.rows("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid]):
+        pass
     await watched.judge()
     assert await bench.open_alarms() == []
 

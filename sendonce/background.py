@@ -153,7 +153,7 @@ class BackgroundStarter:
         if thread.is_alive() and (loop := self._loop) is not None:
             with suppress(RuntimeError):  # it has just ended
                 loop.call_soon_threadsafe(loop.stop)
-            thread.join(1.0)
+            thread.join(2 * CLOSING)
 
     def __enter__(self) -> BackgroundStarter:
         return self

@@ -23,6 +23,10 @@ from sendonce.store.records import BeginRefused, Begun, Claimed, Pinned
 logger = logging.getLogger(__name__)
 
 
+FAULT = "fault"
+"""Why a claim goes back that a fault of ours has kept from being offered."""
+
+
 class Offer(Enum):
     """What is certain about the offer."""
 
@@ -142,6 +146,11 @@ class StoreGate:
         except psycopg.OperationalError as error:
             self._health.away()
             raise StoreAway from error
+        except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
+            # The server has refused the statement, which is rolled back then.
+            logger.error("begin refused: email_id=%s %s", self._claimed.email_id, where(error))
+            self.state, self.refused = Offer.NOT_BEGUN, FAULT
+            raise Fenced(FAULT) from None
         except Exception as error:
             logger.error("begin failed: email_id=%s %s", self._claimed.email_id, where(error))
             raise StoreAway from None

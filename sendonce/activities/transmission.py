@@ -13,7 +13,7 @@ from typing import Protocol
 import psycopg
 
 from sendonce.activities.failures import where
-from sendonce.activities.gate import Offer, StoreGate, Terms
+from sendonce.activities.gate import FAULT, Offer, StoreGate, Terms
 from sendonce.activities.inflight import Flight, Flights
 from sendonce.activities.leases import StoreHealth
 from sendonce.activities.observer import Observer
@@ -134,6 +134,8 @@ class Transmission:
                 return work.result()
             case Fenced():
                 why = (self._gate.refused if self._gate else "") or self._flight.stop_why or "fenced"
+                if why == FAULT:
+                    return self._by_phase(self._fault())
                 return self._by_phase(GiveBack(why, _FENCED_DELAY.get(why, 0.0)))
             case StoreAway():
                 return self._by_phase(GiveBack("store_away", STORE_AWAY_DELAY))
@@ -144,8 +146,7 @@ class Transmission:
                 return back
             case error:
                 logger.error("attempt failed: email_id=%s %s", self._claimed.email_id, where(error))
-                # A broken template must not keep a worker busy.
-                return self._by_phase(GiveBack("fault", self._grown(FAULT_DELAY, LONGEST_FAULT_DELAY)))
+                return self._by_phase(self._fault())
 
     def _by_phase(self, back: GiveBack) -> AttemptResult | GiveBack:
         """What is known when the transport did not say it."""
@@ -155,6 +156,10 @@ class Transmission:
         if gate.state is Offer.OFFERED:
             return same_for_all(gate.ordinals, Unanswered())
         return same_for_all(gate.ordinals, NotOffered(counted=False))
+
+    def _fault(self) -> GiveBack:
+        # What never works must not keep a worker busy.
+        return GiveBack(FAULT, self._grown(FAULT_DELAY, LONGEST_FAULT_DELAY))
 
     def _grown(self, first: float, longest: float) -> float:
         """Seconds that grow with the claims of this mail that came to nothing."""
@@ -240,8 +245,7 @@ class Transmission:
         with means.observer.transmitting(claimed):
             result = await transport.transmit(job, self._gate)
         if not kept and not self.begun:
-            # Nothing was offered, so nobody has it; the next attempt sends the same all the same.
-            await self._keep(slot, pinned)
+            await self._keep_for_later(slot, pinned)
         return envelope.spread(result)
 
     async def _pinned(
@@ -249,8 +253,7 @@ class Transmission:
     ) -> tuple[Pinned, bool]:
         """The bytes to send, and whether they are pinned: what was pinned before, verified, or rendered now.
 
-        What is rendered now is pinned by begin, if it is short; before, if it is long: begin holds the mail's row. If
-        nothing comes to be offered, it is pinned then.
+        What is rendered now is pinned by begin, if it is short; before, if it is long: begin holds the mail's row.
         """
         claimed, store = self._claimed, self._means.store
         stored = None if claimed.number == 1 else await store.pinned(claimed.email_id, slot)
@@ -262,7 +265,7 @@ class Transmission:
         else:
             rendering, digest = await self._rendered(transport, content, envelope, key)
             ours = Pinned(rendering.body, rendering.method, rendering.url, rendering.headers, digest)
-            if len(ours.body) < LONG:
+            if len(ours.body) + sum(len(name) + len(value) for name, value in ours.headers) < LONG:
                 return ours, False
             stored = await self._keep(slot, ours)
         if await aside(len(stored.body), lambda: _rendering(stored).digest()) != stored.digest:
@@ -281,6 +284,15 @@ class Transmission:
             headers=ours.headers,
             digest=ours.digest,
         )
+
+    async def _keep_for_later(self, slot: str, ours: Pinned) -> None:
+        """Have the next attempt send the same, though nobody was offered this. The answer in hand goes before that:
+        neither an error nor a cancellation may cost it.
+        """
+        try:
+            await self._keep(slot, ours)
+        except (Exception, asyncio.CancelledError) as error:
+            logger.info("not pinned, rendered again: email_id=%s %s", self._claimed.email_id, where(error))
 
     async def _rendered(
         self, transport: Transport, content: OutgoingEmail, envelope: Envelope, key: str

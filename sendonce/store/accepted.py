@@ -1,6 +1,7 @@
 """The common case of :func:`sendonce.store.facts.settle` in one statement: one recipient, one attempt, accepted.
 
-What the general way would write, and nothing where anything is out of the ordinary: then that way is gone.
+What the general way would write, but for ``pause_base``, which only says how old a mail is that goes on; and nothing
+where anything is out of the ordinary: then that way is gone.
 """
 
 from __future__ import annotations

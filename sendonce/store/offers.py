@@ -88,18 +88,19 @@ _KEPT = """
         WHEN NOT EXISTS (SELECT FROM sendonce.pinned p
             WHERE p.email_id = r.id AND p.slot = %(slot)s AND p.digest = %(digest)s) THEN 'pin_lost'"""
 
-# Somebody else's rendering, found by whoever claims the mail next.
-_KEPT_BY_ANOTHER = """
-        WHEN EXISTS (SELECT FROM sendonce.pinned p WHERE p.email_id = r.id AND p.slot = %(slot)s)
-            THEN 'pinned_before'"""
-
-# A conflict is an error: two renderings at once, and nothing is begun.
+# A conflict is somebody else's rendering, which whoever claims the mail next finds.
 _KEEP = """
 kept AS (
     INSERT INTO sendonce.pinned (email_id, slot, method, url, headers, body, digest)
     SELECT id, %(slot)s, %(method)s, %(url)s, %(headers)s, %(body)s::bytea, %(digest)s::bytea
     FROM v WHERE verdict = 'ok'
+    ON CONFLICT DO NOTHING RETURNING email_id
 ),"""
+_OK, _OK_AND_KEPT = "verdict = 'ok'", "verdict = 'ok' AND EXISTS (SELECT FROM kept)"
+_VERDICT = "SELECT verdict FROM v\n"
+_VERDICT_AND_KEPT = """\
+SELECT CASE WHEN verdict = 'ok' AND NOT EXISTS (SELECT FROM kept) THEN 'pinned_before' ELSE verdict END FROM v
+"""
 
 # The settings hold for the statement's own transaction, and are made before the row is locked.
 _BEGIN = f"""
@@ -132,7 +133,7 @@ opened AS (
         (email_id, generation, slot, digest, envelope, provider_key, identity, account, first_begun_at)
     SELECT id, %(generation)s, %(slot)s, %(digest)s, %(offered)s::integer[], %(provider_key)s, %(identity)s,
         (SELECT t.account FROM sendonce.attempt t WHERE t.id = %(attempt)s), now
-    FROM v WHERE verdict = 'ok' AND NOT (generation = %(generation)s AND generation_open)
+    FROM v WHERE {_OK} AND NOT (generation = %(generation)s AND generation_open)
 ),
 shut AS (
     -- The account's window is shorter than it was when the mail was offered, or gone: no replay is planned any more.
@@ -146,7 +147,7 @@ begun AS (
         generation = %(generation)s, generation_open = true,
         replay_until = coalesce((SELECT g.first_begun_at FROM g), v.now)
             + (%(key_window)s::float8 - %(window_margin)s) * interval '1 second'
-    FROM v WHERE e.id = v.id AND v.verdict = 'ok'
+    FROM v WHERE e.id = v.id AND {_OK}
     RETURNING e.id, v.now
 ),
 attempt AS (
@@ -157,10 +158,14 @@ logged AS (
     INSERT INTO sendonce.transition (email_id, at, from_stage, to_stage, cause, actor, attempt_id)
     SELECT id, now, 'claimed', 'transmitting', 'begin', %(worker)s, %(attempt)s FROM begun
 )
-SELECT verdict FROM v
-"""
+{_VERDICT}"""
 
-_BEGIN_AND_KEEP = _BEGIN.replace(_KEPT, _KEPT_BY_ANOTHER).replace("\nopened AS (", f"{_KEEP}\nopened AS (")
+_BEGIN_AND_KEEP = (
+    _BEGIN.replace(_KEPT, "")
+    .replace(_OK, _OK_AND_KEPT)
+    .replace("\nopened AS (", f"{_KEEP}\nopened AS (")
+    .replace(_VERDICT, _VERDICT_AND_KEPT)
+)
 
 
 def _anywhere(begin: str) -> str:

@@ -221,7 +221,8 @@ class Written:
     content: dict[str, Any]
     files: list[dict[str, Any]]
     sent: bytes | None
-    """The message that was, or will be, offered over SMTP; None before the first attempt and for other transports."""
+    """The message that was, or will be, offered over SMTP; None before it was rendered and kept, and for
+    other transports."""
 
 
 def written(connection: Connection, email_id: UUID) -> Written | None:

@@ -19,9 +19,20 @@ from sendonce.activities.inflight import Flight, Flights
 from sendonce.activities.poke import SignalPoker
 from sendonce.activities.transports.base import Gate, Job, Mail, Rendering
 from sendonce.errors import InvalidEmail
-from sendonce.outcome import Accepted, AccountFault, AttemptResult, Deferred, NotOffered, Outcome, Reply, same_for_all
+from sendonce.outcome import (
+    Accepted,
+    AccountFault,
+    AttemptResult,
+    Deferred,
+    NotOffered,
+    Outcome,
+    Refused,
+    Reply,
+    same_for_all,
+)
 from sendonce.policy import DEFAULT_LANES, LanePolicy
 from sendonce.starter import start_delivery
+from sendonce.store import Store
 from sendonce.store.pool import STEADY
 from sendonce.templates import Templates
 from sendonce.workflows.port import AttemptAnswer, Sleep, Ticket, Wake
@@ -283,6 +294,38 @@ async def test_a_request_pinned_before_the_redirect_is_not_sent(flow: Flow, rela
         await flow.rows_until("SELECT 1 FROM sendonce.attempt WHERE ended_why = 'pinned_unguarded'")
     assert (len(first.jobs), second.jobs) == (1, [])
     assert (await flow.email(key))["stage"] == "pending"
+
+
+@pytest.mark.parametrize(
+    "error", [psycopg.errors.LockNotAvailable(), asyncio.CancelledError()], ids=["locked", "stopped"]
+)
+async def test_an_answer_in_hand_is_worth_more_than_the_pin(
+    flow: Flow, relay: type[Relay], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Nothing was offered, so the rendering is kept for the next attempt, if that can be."""
+
+    async def pin(*_: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Store, "pin", pin)
+    async with flow.worker(relay(answer(Refused(Reply(550, "5.1.1")), offer=False))):
+        key = await flow.enqueue()
+        assert (await flow.until_stage(key, "failed"))["last_code"] == 550
+
+
+async def test_a_begin_that_the_server_refuses_was_not_begun(
+    flow: Flow, relay: type[Relay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def begin(*_: object, **options: object) -> None:
+        raise psycopg.errors.InsufficientPrivilege
+
+    monkeypatch.setattr(Store, "begin", begin)
+    async with flow.worker(relay(answer(Accepted(Reply(250))))):
+        await flow.enqueue()
+        found = await flow.rows_until(
+            "SELECT ended_why, begun_at, counted FROM sendonce.attempt WHERE ended_at IS NOT NULL"
+        )
+    assert found == [{"ended_why": "fault", "begun_at": None, "counted": False}]
 
 
 async def test_without_a_redirect_strangers_are_refused_unoffered(flow: Flow, relay: type[Relay]) -> None:

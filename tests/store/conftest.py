@@ -16,7 +16,7 @@ from psycopg_pool import AsyncConnectionPool
 from sendonce.outcome import AttemptResult, Outcome
 from sendonce.policy import LanePolicy, RetryPolicy
 from sendonce.store import Store, open_pool
-from sendonce.store.records import BeginRefused, Begun, ClaimAnswer, Claimed, Standing
+from sendonce.store.records import BeginRefused, Begun, ClaimAnswer, Claimed, Pinned, Standing
 
 LANE = LanePolicy("default", RetryPolicy(base=30, factor=2, cap=3600, jitter=0, max_attempts=5, max_age=86400))
 
@@ -78,7 +78,7 @@ class Bench:
         return answer
 
     async def pin(self, claimed: Claimed, slot: str = "mime", digest: bytes = b"digest") -> None:
-        """Whoever begins has pinned."""
+        """What a long rendering is before its begin."""
         if await self.store.pinned(claimed.email_id, slot) is None:
             await self.store.pin(claimed.email_id, slot, body=b"", method="", url="", headers=(), digest=digest)
 
@@ -96,7 +96,8 @@ class Bench:
             "answer_seconds": 600.0,
             "lease_seconds": 20.0,
         } | options
-        await self.pin(claimed, settings["slot"], settings["digest"])
+        if await self.store.pinned(claimed.email_id, settings["slot"]) is None:
+            settings.setdefault("keep", Pinned(b"", "", "", (), settings["digest"]))
         return await self.store.begin(claimed.email_id, claimed.attempt_id, **settings)
 
     async def settle(self, claimed: Claimed, outcomes: dict[int, Outcome] | Outcome) -> Standing:

@@ -118,20 +118,27 @@ async def twice(bench: Bench, key: str) -> None:
 
 
 async def everything(bench: Bench, key: str) -> dict[str, list[dict[str, Any]]]:
-    """All rows of the mail, with instants and names that differ from mail to mail taken out."""
+    """All rows of the mail: instants as their places in the order of all of them, ids and the key left out."""
     found = {}
     for table in ("email", "recipient", "attempt", "evidence", "transition", "alarm"):
         column = "id" if table == "email" else "email_id"
         rows = await bench.rows(f"SELECT * FROM sendonce.{table} WHERE {column} = %s", [bench.ids[key]])
-        found[table] = sorted((_plain(row) for row in rows), key=repr)
-    return found
+        found[table] = rows
+    instants = sorted(
+        {value for rows in found.values() for row in rows for value in row.values() if isinstance(value, datetime)}
+    )
 
+    def plain(name: str, value: Any) -> Any:
+        if isinstance(value, datetime):
+            return instants.index(value)
+        return name if isinstance(value, UUID) else value
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: type(value).__name__ if isinstance(value, (datetime, UUID)) else value
-        for name, value in row.items()
-        if name not in ("id", "key")
+        table: sorted(
+            ({name: plain(name, value) for name, value in row.items() if name not in ("id", "key")} for row in rows),
+            key=repr,
+        )
+        for table, rows in found.items()
     }
 
 
@@ -172,7 +179,15 @@ async def test_the_common_case_is_written_as_every_other_is(
     assert await everything(bench, "k1") == await everything(bench, "k2")
 
 
-async def test_a_locked_row_is_left_to_the_way_that_waits(bench: Bench) -> None:
+async def test_a_locked_row_is_left_to_the_way_that_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    took: list[object] = []
+    in_one = in_one_statement.settle
+
+    async def watched(*args: Any, **options: Any) -> Finished | None:
+        took.append(await in_one(*args, **options))
+        return None
+
+    monkeypatch.setattr(in_one_statement, "settle", watched)
     await bench.enqueue()
     claimed = await bench.claim()
     await bench.begin(claimed)
@@ -181,6 +196,7 @@ async def test_a_locked_row_is_left_to_the_way_that_waits(bench: Bench) -> None:
         settling = asyncio.create_task(bench.settle(claimed, OK))
         while not await bench.rows("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
             assert not settling.done()
+        assert took == [None]
     assert await settling == Finished(Stage.SENT, 250, "2.0.0", attempts=1)
 
 
@@ -408,7 +424,7 @@ async def test_evidence_of_acceptance_settles_an_unknown(bench: Bench) -> None:
     assert await bench.open_alarms() == []
 
 
-async def test_evidence_that_nothing_accepted_makes_it_due_again_under_a_fresh_generation(bench: Bench) -> None:
+async def test_evidence_that_nothing_was_accepted_makes_it_due_again_under_a_fresh_generation(bench: Bench) -> None:
     await bench.enqueue()
     await bench.attempt(Unanswered())
     answer = await prove(bench, accepted=False)

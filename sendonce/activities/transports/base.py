@@ -2,7 +2,8 @@
 
 The order of things, the same for all:
 
-1. ``render``: the mail becomes the exact bytes of the request, once; the store pins them and everyone sends the pin.
+1. ``render``: the mail becomes the exact bytes of the request, once; the store pins them, at begin at the latest, and
+   every later attempt sends the pin.
 2. ``transmit``: connect, greet, authenticate, write what cannot yet lead to acceptance; then ``await gate.begin(...)``,
    which commits in the store that the mail is about to be offered; then ``gate.offered()`` and, with no await in
    between, the write that can lead to acceptance (SMTP: the final dot; HTTP: the request's first byte); then the reply.

@@ -175,7 +175,7 @@ CREATE TABLE sendonce.recipient (
 CREATE INDEX ix_recipient_mailbox ON sendonce.recipient (lower(mailbox));
 CREATE INDEX ix_recipient_provider ON sendonce.recipient (provider_id) WHERE provider_id IS NOT NULL;
 
--- The rendered bytes, insert-once: everyone sends what this table returns. slot is 'mime', or
+-- The rendered bytes, insert-once: whoever comes later sends what this table returns. slot is 'mime', or
 -- 'request:<generation>:<digest of the URL>:<digest of the envelope>'.
 CREATE TABLE sendonce.pinned (
     email_id        uuid NOT NULL CONSTRAINT fk_pinned_email REFERENCES sendonce.email (id) ON DELETE CASCADE,
